@@ -1,0 +1,1 @@
+//! The node agent: memory sources, attribution, integrator, spool, uploader, and the local socket.

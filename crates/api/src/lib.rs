@@ -1,0 +1,1 @@
+//! HTTP: router, credentials, request and response types, errors to statuses, the OpenAPI document.

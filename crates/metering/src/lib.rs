@@ -1,0 +1,1 @@
+//! Pure metering rules: windows, attribution, ingest, silence, the balance of a GPU hour.

@@ -1,0 +1,1 @@
+//! Pure placement: inventory, policies, queue order, explanations.

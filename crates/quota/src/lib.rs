@@ -1,0 +1,1 @@
+//! Pure quota rules and the life of an allocation.

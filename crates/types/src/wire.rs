@@ -1,0 +1,194 @@
+//! What an agent and the server say to each other. Both sides compile these types; unknown fields are refused.
+
+use crate::{
+    bytes::{ByteMillis, Bytes},
+    gpu::{GpuModel, GpuUuid},
+    id::{AllocationId, GpuId, NodeId, PartId, PoolId, ProjectId, StreamId, TenantId},
+    name::Name,
+    span::Instant,
+};
+use serde::{Deserialize, Serialize};
+
+/// A card as its node reports it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GpuReport {
+    pub uuid: GpuUuid,
+    pub model: GpuModel,
+    /// All of the card's memory, in bytes.
+    pub memory_total: Bytes,
+    /// What the driver keeps for itself; absent when the driver cannot tell it apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver_overhead: Option<Bytes>,
+    /// What the card says is in use without the driver's share; absent when unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_used: Option<Bytes>,
+}
+
+/// A node asks to join a pool with a one-time token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Join {
+    /// The one-time token that an operator made.
+    pub token: String,
+    /// The host's name, for people; it may change.
+    pub hostname: Name,
+    /// What names the host for ever: the text of /etc/machine-id.
+    pub machine_id: Name,
+}
+
+/// What a node gets when it joined.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Joined {
+    pub node_id: NodeId,
+    pub pool_id: PoolId,
+    /// The node's own credential: shown once.
+    pub credential: String,
+}
+
+/// A sign of life of a node, sent every few seconds and at once after each change that it saw.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NodeReport {
+    /// Differs after each boot of the host: the text of /proc/sys/kernel/random/boot_id.
+    pub boot_id: Name,
+    /// The node's clock when it sent this.
+    pub sent_at: Instant,
+    /// Every card of the node.
+    #[schema(max_items = 64)]
+    pub gpus: Vec<GpuReport>,
+    /// Allocations whose workload the agent sees living.
+    #[schema(max_items = 4096)]
+    pub alive: Vec<AllocationId>,
+    /// Workloads that the agent saw end.
+    #[serde(default)]
+    #[schema(max_items = 4096)]
+    pub exited: Vec<Exit>,
+}
+
+/// The end of a workload, as its agent saw it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Exit {
+    pub allocation_id: AllocationId,
+    /// By the node's clock, corrected by the skew that the server told.
+    pub at: Instant,
+}
+
+/// The server's answer to a report: what this node is to meter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct NodeOrders {
+    pub node_id: NodeId,
+    /// The server's clock, to measure the node's skew against.
+    pub server_time: Instant,
+    /// Held and active parts on this node.
+    pub parts: Vec<PartOrder>,
+}
+
+/// One part that lives on the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct PartOrder {
+    pub tenant_id: TenantId,
+    pub project_id: ProjectId,
+    pub allocation_id: AllocationId,
+    pub part_id: PartId,
+    pub gpu_id: GpuId,
+    pub gpu_uuid: GpuUuid,
+    pub bytes: Bytes,
+    /// When metering began; absent while held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_since: Option<Instant>,
+    /// When it must end, where the request set `max_duration_s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_by: Option<Instant>,
+}
+
+/// How far a reading can be relied on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Quality {
+    /// Sampled over the whole covered time.
+    Measured,
+    /// Bounded from what the driver accounts, not sampled.
+    Estimated,
+    /// The source could not tell; quantities are absent.
+    Unknown,
+}
+
+impl Quality {
+    /// As stored and shown.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Measured => "measured",
+            Self::Estimated => "estimated",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// The one of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Measured, Self::Estimated, Self::Unknown]
+            .into_iter()
+            .find(|q| q.name() == name)
+    }
+}
+
+/// What an agent measured for one part over one window.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Reading {
+    pub part_id: PartId,
+    /// Start of the window, by the node's clock.
+    pub start: Instant,
+    /// End of the window: later than its start, at most an hour.
+    pub end: Instant,
+    /// What the part was granted in the window.
+    pub granted: Bytes,
+    /// ∫ memory used, in byte-milliseconds; absent when unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<ByteMillis>,
+    /// ∫ memory used above what was granted; absent when unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub above: Option<ByteMillis>,
+    /// The highest that was seen; absent when unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak: Option<Bytes>,
+    /// Milliseconds of the window that samples cover.
+    pub covered_ms: u32,
+    pub quality: Quality,
+}
+
+/// A batch of readings: the unit of the spool, of the upload and of the acknowledgement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReadingBatch {
+    pub stream_id: StreamId,
+    /// 1 for the first batch of a stream, then each one more.
+    #[schema(minimum = 1)]
+    pub sequence: u64,
+    /// The node's clock when it sent this.
+    pub sent_at: Instant,
+    /// At most [`ReadingBatch::MAX_READINGS`].
+    #[schema(max_items = 10_000)]
+    pub readings: Vec<Reading>,
+}
+
+impl ReadingBatch {
+    /// The most readings that one batch may carry.
+    pub const MAX_READINGS: usize = 10_000;
+}
+
+/// The acknowledgement of a batch: it is durable, and the agent may forget it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct BatchAck {
+    /// The highest sequence that the server holds of this stream.
+    pub sequence: u64,
+    /// Rows accepted by this call; 0 when the batch was known already.
+    pub accepted: u32,
+    /// Rows set aside by this call.
+    pub set_aside: u32,
+    /// The server's clock less the node's, in milliseconds.
+    pub skew_ms: i64,
+}
