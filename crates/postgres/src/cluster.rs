@@ -80,11 +80,7 @@ impl Drop for Server {
 }
 
 /// Runs the folder's cluster, or attaches to the server that another process runs on it.
-pub(crate) fn run(
-    folder: Folder,
-    programs: &Programs,
-    owner: &Owner,
-) -> Result<Running, NoPostgres> {
+pub(crate) fn run(folder: Folder, programs: &Programs, owner: &Owner) -> Result<Running, NoPostgres> {
     let lock = folder.lock_file()?;
     let since = Instant::now();
     loop {
@@ -98,29 +94,19 @@ pub(crate) fn run(
         {
             return Ok(Running {
                 url: url(&folder.password()?, port, DATABASE),
-                description: format!(
-                    "{programs}, started by another process, {}",
-                    folder.describe()
-                ),
+                description: format!("{programs}, started by another process, {}", folder.describe()),
                 programs: Some(programs.folder.clone()),
                 started: None,
             });
         }
         if since.elapsed() > START_LIMIT {
-            return Err(NoPostgres::HeldByAnother {
-                folder: folder.path().to_owned(),
-            });
+            return Err(NoPostgres::HeldByAnother { folder: folder.path().to_owned() });
         }
         thread::sleep(PAUSE);
     }
 }
 
-fn start(
-    folder: Folder,
-    lock: File,
-    programs: &Programs,
-    owner: &Owner,
-) -> Result<Running, NoPostgres> {
+fn start(folder: Folder, lock: File, programs: &Programs, owner: &Owner) -> Result<Running, NoPostgres> {
     if !folder.cluster().exists() {
         create(&folder, programs, owner)?;
     }
@@ -140,12 +126,7 @@ fn start(
                     url: url(&password, port, database),
                     description,
                     programs: Some(programs.folder.clone()),
-                    started: Some(Server {
-                        postgres,
-                        watchdog,
-                        folder,
-                        _lock: lock,
-                    }),
+                    started: Some(Server { postgres, watchdog, folder, _lock: lock }),
                 });
             }
             Err(said) => {
@@ -159,10 +140,7 @@ fn start(
                     folder.forget_port()?;
                     continue;
                 }
-                return Err(NoPostgres::Failed {
-                    what: format!("starting {programs}"),
-                    said,
-                });
+                return Err(NoPostgres::Failed { what: format!("starting {programs}"), said });
             }
         }
     }
@@ -175,8 +153,7 @@ fn create(folder: &Folder, programs: &Programs, owner: &Owner) -> Result<(), NoP
         fs::remove_dir_all(&unfinished).map_err(io_error("remove", &unfinished))?;
     }
     fs::create_dir(&unfinished).map_err(io_error("create", &unfinished))?;
-    fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o700))
-        .map_err(io_error("close", &unfinished))?;
+    fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o700)).map_err(io_error("close", &unfinished))?;
     owner.give(&unfinished)?;
     // initdb wants the password in a file that its own user can read
     let for_initdb = folder.path().join("password.initdb");
@@ -184,25 +161,11 @@ fn create(folder: &Folder, programs: &Programs, owner: &Owner) -> Result<(), NoP
     owner.give(&for_initdb)?;
     let mut initdb = owner.command(programs.folder.join("initdb"));
     initdb
-        .args([
-            "--encoding=UTF8",
-            "--locale=C",
-            "--no-instructions",
-            "--username",
-            ROLE,
-        ])
+        .args(["--encoding=UTF8", "--locale=C", "--no-instructions", "--username", ROLE])
         // Over loopback both are safe. The exchange of scram costs the client thousands of hashes for each
         // connection, which tests, whose clients are not optimised, would pay hundreds of times.
-        .arg(if folder.ephemeral {
-            "--auth=password"
-        } else {
-            "--auth=scram-sha-256"
-        })
-        .arg(if folder.ephemeral {
-            "--no-sync"
-        } else {
-            "--data-checksums"
-        })
+        .arg(if folder.ephemeral { "--auth=password" } else { "--auth=scram-sha-256" })
+        .arg(if folder.ephemeral { "--no-sync" } else { "--data-checksums" })
         .arg("--pwfile")
         .arg(&for_initdb)
         .arg("--pgdata")
@@ -213,58 +176,30 @@ fn create(folder: &Folder, programs: &Programs, owner: &Owner) -> Result<(), NoP
     if !folder.ephemeral {
         let mut single = owner.command(programs.folder.join("postgres"));
         single.args(["--single", "-D"]).arg(&unfinished).arg(ROLE);
-        finish(
-            &mut single,
-            "creating the database",
-            &format!("CREATE DATABASE {DATABASE}\n"),
-        )?;
+        finish(&mut single, "creating the database", &format!("CREATE DATABASE {DATABASE}\n"))?;
     }
     fs::rename(&unfinished, folder.cluster()).map_err(io_error("rename", &unfinished))
 }
 
 /// Runs a program to its end with the given input.
 fn finish(command: &mut Command, what: &str, input: &str) -> Result<(), NoPostgres> {
-    let failed = |said: String| NoPostgres::Failed {
-        what: what.to_owned(),
-        said,
-    };
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|e| failed(e.to_string()))?;
+    let failed = |said: String| NoPostgres::Failed { what: what.to_owned(), said };
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(|e| failed(e.to_string()))?;
     if let Some(mut stdin) = child.stdin.take() {
-        stdin
-            .write_all(input.as_bytes())
-            .map_err(|e| failed(e.to_string()))?;
+        stdin.write_all(input.as_bytes()).map_err(|e| failed(e.to_string()))?;
     }
-    let output = child
-        .wait_with_output()
-        .map_err(|e| failed(e.to_string()))?;
+    let output = child.wait_with_output().map_err(|e| failed(e.to_string()))?;
     if output.status.success() {
         return Ok(());
     }
-    Err(failed(
-        String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-    ))
+    Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
 }
 
 /// Starts the server and its watchdog.
-fn launch(
-    folder: &Folder,
-    port: u16,
-    programs: &Programs,
-    owner: &Owner,
-) -> Result<(Child, Child), NoPostgres> {
-    let failed = |e: std::io::Error| NoPostgres::Failed {
-        what: format!("starting {programs}"),
-        said: e.to_string(),
-    };
+fn launch(folder: &Folder, port: u16, programs: &Programs, owner: &Owner) -> Result<(Child, Child), NoPostgres> {
+    let failed = |e: std::io::Error| NoPostgres::Failed { what: format!("starting {programs}"), said: e.to_string() };
     let mut postgres = owner.command(programs.folder.join("postgres"));
-    postgres
-        .arg("-D")
-        .arg(folder.cluster())
-        .stderr(folder.log_file()?);
+    postgres.arg("-D").arg(folder.cluster()).stderr(folder.log_file()?);
     let port = format!("port={port}");
     let mut options = vec![
         port.as_str(),
@@ -275,11 +210,7 @@ fn launch(
         "max_connections=300",
     ];
     if folder.ephemeral {
-        options.extend([
-            "fsync=off",
-            "synchronous_commit=off",
-            "full_page_writes=off",
-        ]);
+        options.extend(["fsync=off", "synchronous_commit=off", "full_page_writes=off"]);
     }
     for option in options {
         postgres.args(["-c", option]);
@@ -317,10 +248,7 @@ fn await_ready((postgres, _): &mut (Child, Child), folder: &Folder) -> Result<()
             Err(e) => return Err(e.to_string()),
         }
         if since.elapsed() > START_LIMIT {
-            return Err(format!(
-                "not ready after {START_LIMIT:?}\n{}",
-                folder.log_tail()
-            ));
+            return Err(format!("not ready after {START_LIMIT:?}\n{}", folder.log_tail()));
         }
         thread::sleep(PAUSE);
     }
@@ -334,10 +262,7 @@ fn is_ready(cluster: &Path, pid: Option<u32>) -> bool {
         return false;
     };
     lines.nth(6).is_some_and(|status| status.trim() == "ready")
-        && pid.map_or_else(
-            || residents(cluster).contains(&written),
-            |pid| pid == written,
-        )
+        && pid.map_or_else(|| residents(cluster).contains(&written), |pid| pid == written)
 }
 
 /// Waits until no process works in the data any more: the watchdog of a starter that was killed needs a moment.
@@ -347,17 +272,12 @@ fn await_empty(cluster: &Path) -> Result<(), NoPostgres> {
     let since = Instant::now();
     while let Some(pid) = residents(cluster).into_iter().min() {
         if since.elapsed() > LEAVE_LIMIT {
-            return Err(NoPostgres::StillRunning {
-                cluster: cluster.to_owned(),
-                pid,
-            });
+            return Err(NoPostgres::StillRunning { cluster: cluster.to_owned(), pid });
         }
         thread::sleep(PAUSE);
     }
     let lock_file = cluster.join("postmaster.pid");
-    let named = fs::read_to_string(&lock_file)
-        .ok()
-        .and_then(|text| text.lines().next()?.trim().parse::<i32>().ok());
+    let named = fs::read_to_string(&lock_file).ok().and_then(|text| text.lines().next()?.trim().parse::<i32>().ok());
     if named.is_some_and(|pid| Path::new("/proc").join(pid.to_string()).exists()) {
         fs::remove_file(&lock_file).map_err(io_error("remove", &lock_file))?;
     }
@@ -397,7 +317,5 @@ fn ends_within(child: &mut Child, limit: Duration) -> bool {
 }
 
 fn url(password: &str, port: u16, database: &str) -> Url {
-    Url(format!(
-        "postgres://{ROLE}:{password}@127.0.0.1:{port}/{database}"
-    ))
+    Url(format!("postgres://{ROLE}:{password}@127.0.0.1:{port}/{database}"))
 }

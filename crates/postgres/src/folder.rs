@@ -47,21 +47,12 @@ impl Folder {
             ),
         };
         fs::create_dir_all(&path).map_err(io_error("create", &path))?;
-        let folder = Self {
-            path,
-            ephemeral: false,
-            moved,
-        };
+        let folder = Self { path, ephemeral: false, moved };
         if owner.stopped_at(&folder.path).is_some() {
             // secrets in it are closed to others one by one
-            let mode = fs::metadata(&folder.path)
-                .map_err(io_error("read", &folder.path))?
-                .mode();
-            fs::set_permissions(
-                &folder.path,
-                fs::Permissions::from_mode((mode & 0o777) | 0o011),
-            )
-            .map_err(io_error("open up", &folder.path))?;
+            let mode = fs::metadata(&folder.path).map_err(io_error("read", &folder.path))?.mode();
+            fs::set_permissions(&folder.path, fs::Permissions::from_mode((mode & 0o777) | 0o011))
+                .map_err(io_error("open up", &folder.path))?;
         }
         Ok(folder)
     }
@@ -69,13 +60,8 @@ impl Folder {
     /// A new folder for data that does not stay: in memory if there is room.
     pub(crate) fn ephemeral(owner: &Owner) -> Result<Self, NoPostgres> {
         let memory = Path::new("/dev/shm");
-        let roomy = statvfs(memory)
-            .is_ok_and(|fs| fs.blocks_available() * fs.fragment_size() >= ROOM_IN_MEMORY);
-        let candidates = [
-            memory.to_owned(),
-            env::temp_dir(),
-            PathBuf::from("/var/tmp"),
-        ];
+        let roomy = statvfs(memory).is_ok_and(|fs| fs.blocks_available() * fs.fragment_size() >= ROOM_IN_MEMORY);
+        let candidates = [memory.to_owned(), env::temp_dir(), PathBuf::from("/var/tmp")];
         let mut last = None;
         for parent in &candidates[usize::from(!roomy)..] {
             if owner.stopped_at(parent).is_some() {
@@ -84,23 +70,12 @@ impl Folder {
             let path = parent.join(format!("gpuledger-{}", random_hex(8)?));
             match fs::create_dir(&path) {
                 Ok(()) => {
-                    fs::set_permissions(&path, fs::Permissions::from_mode(0o700))
-                        .map_err(io_error("close", &path))?;
+                    fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).map_err(io_error("close", &path))?;
                     // its watchdog removes it if this process cannot
                     owner.give(&path)?;
-                    return Ok(Self {
-                        path,
-                        ephemeral: true,
-                        moved: None,
-                    });
+                    return Ok(Self { path, ephemeral: true, moved: None });
                 }
-                Err(source) => {
-                    last = Some(NoPostgres::Io {
-                        doing: "create",
-                        path,
-                        source,
-                    })
-                }
+                Err(source) => last = Some(NoPostgres::Io { doing: "create", path, source }),
             }
         }
         Err(last.unwrap_or_else(|| NoPostgres::Failed {
@@ -132,19 +107,11 @@ impl Folder {
         let path = self.cluster().join("PG_VERSION");
         match fs::read_to_string(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(NoPostgres::Io {
-                doing: "read",
-                path,
-                source,
+            Err(source) => Err(NoPostgres::Io { doing: "read", path, source }),
+            Ok(text) => text.trim().parse().map(Some).map_err(|_| NoPostgres::Failed {
+                what: format!("reading {}", path.display()),
+                said: format!("{text:?} is no version"),
             }),
-            Ok(text) => text
-                .trim()
-                .parse()
-                .map(Some)
-                .map_err(|_| NoPostgres::Failed {
-                    what: format!("reading {}", path.display()),
-                    said: format!("{text:?} is no version"),
-                }),
         }
     }
 
@@ -167,12 +134,7 @@ impl Folder {
         if long {
             fs::remove_file(&path).map_err(io_error("remove", &path))?;
         }
-        OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(io_error("open", &path))
+        OpenOptions::new().create(true).append(true).mode(0o600).open(&path).map_err(io_error("open", &path))
     }
 
     pub(crate) fn log_path(&self) -> PathBuf {
@@ -201,29 +163,18 @@ impl Folder {
 
     /// The port that was used last, if there is one.
     pub(crate) fn last_port(&self) -> Option<u16> {
-        fs::read_to_string(self.path.join("port"))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
+        fs::read_to_string(self.path.join("port")).ok()?.trim().parse().ok()
     }
 
     /// The port of the next start: the last one if it is free, so that URLs that people noted down stay right.
     pub(crate) fn next_port(&self) -> Result<u16, NoPostgres> {
         let path = self.path.join("port");
-        let last = self
-            .last_port()
-            .and_then(|port| TcpListener::bind(("127.0.0.1", port)).ok());
+        let last = self.last_port().and_then(|port| TcpListener::bind(("127.0.0.1", port)).ok());
         let listener = match last {
             Some(listener) => listener,
-            None => {
-                TcpListener::bind(("127.0.0.1", 0)).map_err(io_error("find a port for", &path))?
-            }
+            None => TcpListener::bind(("127.0.0.1", 0)).map_err(io_error("find a port for", &path))?,
         };
-        let port = listener
-            .local_addr()
-            .map_err(io_error("find a port for", &path))?
-            .port();
+        let port = listener.local_addr().map_err(io_error("find a port for", &path))?.port();
         fs::write(&path, port.to_string()).map_err(io_error("write", &path))?;
         Ok(port)
     }
@@ -253,8 +204,7 @@ pub(crate) fn write_secret(path: &Path, text: &str) -> Result<(), NoPostgres> {
         .mode(0o600)
         .open(path)
         .map_err(io_error("write", path))?;
-    file.write_all(text.as_bytes())
-        .map_err(io_error("write", path))
+    file.write_all(text.as_bytes()).map_err(io_error("write", path))
 }
 
 /// Always the same folder for the same wanted one.
@@ -266,19 +216,13 @@ fn stand_in(root: &Path, wanted: &Path) -> PathBuf {
 fn random_hex(bytes: usize) -> Result<String, NoPostgres> {
     let source = Path::new("/dev/urandom");
     let mut buffer = vec![0; bytes];
-    File::open(source)
-        .and_then(|mut file| file.read_exact(&mut buffer))
-        .map_err(io_error("read", source))?;
+    File::open(source).and_then(|mut file| file.read_exact(&mut buffer)).map_err(io_error("read", source))?;
     Ok(hex::encode(buffer))
 }
 
 pub(crate) fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> NoPostgres {
     let path = path.to_owned();
-    move |source| NoPostgres::Io {
-        doing,
-        path,
-        source,
-    }
+    move |source| NoPostgres::Io { doing, path, source }
 }
 
 #[cfg(test)]
@@ -305,11 +249,7 @@ mod tests {
             Owner::Ourselves => assert_eq!(folder.path(), wanted),
             Owner::StandIn { .. } => {
                 assert_eq!(folder.path(), stand_in(Path::new(STAND_IN_ROOT), &wanted));
-                assert!(
-                    folder.describe().contains("may not enter"),
-                    "{}",
-                    folder.describe()
-                );
+                assert!(folder.describe().contains("may not enter"), "{}", folder.describe());
                 fs::remove_dir(folder.path()).unwrap();
             }
         }

@@ -64,10 +64,7 @@ impl Lookup {
     /// `$PATH`, then Debian's folders by falling version, then what `pg_config` says, then the wheel.
     #[must_use]
     pub fn system() -> Self {
-        Self {
-            folders: programs::system_folders(),
-            wheel_cache: wheel::system_cache(),
-        }
+        Self { folders: programs::system_folders(), wheel_cache: wheel::system_cache() }
     }
 }
 
@@ -75,11 +72,7 @@ impl Settings {
     /// The given server, or a private cluster at `place` with whatever this machine has.
     #[must_use]
     pub fn new(database_url: Option<String>, place: Place) -> Self {
-        Self {
-            database_url: database_url.filter(|url| !url.is_empty()),
-            place,
-            lookup: Lookup::system(),
-        }
+        Self { database_url: database_url.filter(|url| !url.is_empty()), place, lookup: Lookup::system() }
     }
 }
 
@@ -283,11 +276,7 @@ fn choose(lookup: &Lookup, owner: &Owner, folder: &folder::Folder) -> Result<Pro
         }
     }
     Err(match written_by {
-        Some(written_by) => NoPostgres::OtherVersion {
-            folder: folder.path().to_owned(),
-            written_by,
-            looked,
-        },
+        Some(written_by) => NoPostgres::OtherVersion { folder: folder.path().to_owned(), written_by, looked },
         None => NoPostgres::NothingFound { looked },
     })
 }
@@ -303,10 +292,7 @@ mod tests {
     #[test]
     fn the_database_of_a_url_is_replaced_and_the_parameters_stay() {
         let given = url("postgres://u:p@h:5433/old?sslmode=require");
-        assert_eq!(
-            given.of_database("new"),
-            "postgres://u:p@h:5433/new?sslmode=require"
-        );
+        assert_eq!(given.of_database("new"), "postgres://u:p@h:5433/new?sslmode=require");
         assert_eq!(url("postgres://h").of_database("new"), "postgres://h/new");
         assert_eq!(
             url("postgres://h?host=/run/postgresql").of_database("new"),
@@ -336,10 +322,7 @@ mod tests {
         let settings = Settings {
             database_url: None,
             place: Place::Ephemeral,
-            lookup: Lookup {
-                folders: vec![empty.path().to_owned()],
-                wheel_cache: None,
-            },
+            lookup: Lookup { folders: vec![empty.path().to_owned()], wheel_cache: None },
         };
         let message = find(&settings).unwrap_err().to_string();
         assert!(message.contains("apt-get install postgresql"), "{message}");

@@ -27,14 +27,9 @@ impl Owner {
         if !Uid::effective().is_root() {
             return Self::Ourselves;
         }
-        STAND_INS
-            .iter()
-            .find_map(|name| User::from_name(name).ok().flatten())
-            .map_or(Self::Ourselves, |user| Self::StandIn {
-                name: user.name,
-                uid: user.uid.as_raw(),
-                gid: user.gid.as_raw(),
-            })
+        STAND_INS.iter().find_map(|name| User::from_name(name).ok().flatten()).map_or(Self::Ourselves, |user| {
+            Self::StandIn { name: user.name, uid: user.uid.as_raw(), gid: user.gid.as_raw() }
+        })
     }
 
     /// A program to be run as this user: with a clean environment, so that no `PG…` variable of the caller reaches
@@ -63,13 +58,11 @@ impl Owner {
         let Self::StandIn { uid, gid, .. } = self else {
             return Ok(());
         };
-        nix::unistd::chown(path, Some(Uid::from_raw(*uid)), Some(Gid::from_raw(*gid))).map_err(
-            |errno| NoPostgres::Io {
-                doing: "give to the server's user",
-                path: path.to_owned(),
-                source: errno.into(),
-            },
-        )
+        nix::unistd::chown(path, Some(Uid::from_raw(*uid)), Some(Gid::from_raw(*gid))).map_err(|errno| NoPostgres::Io {
+            doing: "give to the server's user",
+            path: path.to_owned(),
+            source: errno.into(),
+        })
     }
 
     /// The outermost existing folder on the way to `path`, itself included, that this user may not enter.
@@ -114,17 +107,10 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let closed = root.path().join("closed");
         fs::create_dir_all(closed.join("data")).unwrap();
-        let stranger = Owner::StandIn {
-            name: "stranger".to_owned(),
-            uid: 4_000_000,
-            gid: 4_000_000,
-        };
+        let stranger = Owner::StandIn { name: "stranger".to_owned(), uid: 4_000_000, gid: 4_000_000 };
         fs::set_permissions(root.path(), fs::Permissions::from_mode(0o711)).unwrap();
         fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
-        assert_eq!(
-            stranger.stopped_at(&closed.join("data/not yet there")),
-            Some(closed.clone())
-        );
+        assert_eq!(stranger.stopped_at(&closed.join("data/not yet there")), Some(closed.clone()));
         fs::set_permissions(&closed, fs::Permissions::from_mode(0o711)).unwrap();
         assert_eq!(stranger.stopped_at(&closed.join("data")), None);
         assert_eq!(Owner::Ourselves.stopped_at(&closed), None);

