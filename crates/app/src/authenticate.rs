@@ -1,0 +1,84 @@
+//! Who a bearer credential belongs to.
+
+use crate::{
+    App,
+    credential::{CredentialKind, Presented},
+    error::AppError,
+    principal::{Actor, Principal},
+    session,
+};
+use store::{Scope, api_key, node_credential, user};
+use types::{Role, TenantId, UserId};
+
+const REVOKED: AppError = AppError::Unauthenticated("the credential is unknown or revoked");
+
+impl App {
+    /// Whoever this bearer credential belongs to: a person's token, an API key or a node's credential, told apart by how
+    /// they begin. What was looked up within five seconds is not looked up again.
+    ///
+    /// # Errors
+    /// [`AppError::Unauthenticated`] saying what kind of fault, never how near it was to right.
+    pub async fn authenticate(&self, bearer: &str) -> Result<Principal, AppError> {
+        if !bearer.starts_with("gl") {
+            let user = session::verify(self, bearer).await?;
+            return self.person(user).await;
+        }
+        let presented = Presented::parse(bearer).ok_or(AppError::Unauthenticated("the credential is malformed"))?;
+        let known_as = known_as(presented.kind, &presented.prefix);
+        let recent = self.sessions.credentials().get(known_as.as_str());
+        let (principal, hash) = match recent {
+            Some(known) => known,
+            None => {
+                let known = self.machine(&presented).await?;
+                self.sessions.credentials().put(known_as, known.clone());
+                known
+            }
+        };
+        if presented.matches(&hash) { Ok(principal) } else { Err(REVOKED) }
+    }
+
+    async fn person(&self, user_id: UserId) -> Result<Principal, AppError> {
+        if let Some(principal) = self.sessions.users().get(&user_id) {
+            return Ok(principal);
+        }
+        let mut tx = self.store.begin("authenticate.person", Scope::Operator).await?;
+        let user = user::get(&mut tx, user_id)
+            .await?
+            .filter(|user| user.disabled_at.is_none())
+            .ok_or(AppError::Unauthenticated("the account is unknown or disabled"))?;
+        let principal = principal(Actor::User(user_id), user.role, user.tenant_id);
+        self.sessions.users().put(user_id, principal.clone());
+        Ok(principal)
+    }
+
+    async fn machine(&self, presented: &Presented) -> Result<(Principal, [u8; 32]), AppError> {
+        let mut tx = self.store.begin("authenticate.machine", Scope::Operator).await?;
+        match presented.kind {
+            CredentialKind::ApiKey => {
+                let key = api_key::by_prefix(&mut tx, &presented.prefix).await?;
+                let key = key.filter(|key| key.revoked_at.is_none()).ok_or(REVOKED)?;
+                Ok((principal(Actor::Key(key.key_id), key.role, key.tenant_id), key.hash))
+            }
+            CredentialKind::Node => {
+                let known = node_credential::by_prefix(&mut tx, &presented.prefix).await?;
+                let known = known.filter(|known| known.is_valid).ok_or(REVOKED)?;
+                Ok((Principal::Node { node: known.node_id, pool: known.pool_id }, known.hash))
+            }
+            CredentialKind::JoinToken => {
+                Err(AppError::Unauthenticated("a join token lets a node join and nothing else"))
+            }
+        }
+    }
+}
+
+/// Under what name a credential is kept among those looked up lately.
+pub(crate) fn known_as(kind: CredentialKind, prefix: &str) -> String {
+    format!("{}{prefix}", kind.marker())
+}
+
+fn principal(actor: Actor, role: Role, tenant: Option<TenantId>) -> Principal {
+    match tenant {
+        Some(tenant) => Principal::Tenant { actor, role, tenant },
+        None => Principal::Platform { actor, role },
+    }
+}

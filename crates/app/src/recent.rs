@@ -1,0 +1,57 @@
+//! What was looked up a moment ago, so that not every request asks the database who calls.
+
+use std::{
+    borrow::Borrow,
+    collections::HashMap,
+    hash::Hash,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// How long a revoked key or a disabled person may still pass on a server that did not do it itself.
+const KEPT_FOR: Duration = Duration::from_secs(5);
+/// The most entries kept.
+const MOST: usize = 10_000;
+
+/// Values looked up within the last five seconds. Ages are real time, not the ledger's: a replay in virtual time does
+/// not outrun them.
+#[derive(Debug)]
+pub(crate) struct Recent<K, V>(Mutex<HashMap<K, (Instant, V)>>);
+
+impl<K, V> Default for Recent<K, V> {
+    fn default() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+}
+
+impl<K: Eq + Hash, V: Clone> Recent<K, V> {
+    fn kept(&self) -> MutexGuard<'_, HashMap<K, (Instant, V)>> {
+        // no panic can happen while it is held half changed
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        self.kept().get(key).filter(|(at, _)| at.elapsed() < KEPT_FOR).map(|(_, value)| value.clone())
+    }
+
+    pub fn put(&self, key: K, value: V) {
+        let mut kept = self.kept();
+        if kept.len() >= MOST {
+            kept.retain(|_, (at, _)| at.elapsed() < KEPT_FOR);
+            if kept.len() >= MOST {
+                kept.clear();
+            }
+        }
+        kept.insert(key, (Instant::now(), value));
+    }
+
+    pub fn forget<Q: Eq + Hash + ?Sized>(&self, key: &Q)
+    where
+        K: Borrow<Q>,
+    {
+        self.kept().remove(key);
+    }
+}

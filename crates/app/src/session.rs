@@ -1,0 +1,337 @@
+//! The built-in token issuer: a person's password against a JWT signed with ES256.
+//!
+//! A token says only who; role and tenant are looked up at each call, so that disabling works at once. The pairs of
+//! keys stand in the database, made when first needed: every server signs with the newest and accepts all.
+
+use crate::{App, error::AppError, password::Password, principal::Principal, recent::Recent};
+use aws_lc_rs::{
+    rand::SystemRandom,
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair},
+};
+use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant as RealTime},
+};
+use store::{
+    Scope,
+    signing_key::{self, SigningKeyRow},
+    user,
+};
+use types::{Instant, UserId};
+
+pub use store::user::UserRow;
+
+/// How the issuer works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionSettings {
+    /// Claim `iss` of its tokens: a token of another issuer is refused.
+    pub issuer: String,
+    /// Claim `aud` of its tokens: a token for another audience is refused.
+    pub audience: String,
+    /// How long a token is good.
+    pub lifetime: Lifetime,
+}
+
+impl Default for SessionSettings {
+    /// Issuer and audience `gpuledger`, one hour.
+    fn default() -> Self {
+        Self { issuer: "gpuledger".into(), audience: "gpuledger".into(), lifetime: Lifetime(3600) }
+    }
+}
+
+/// A token's lifetime in seconds: 15 minutes to 12 hours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lifetime(u32);
+
+impl Lifetime {
+    /// `None` outside 900 to 43,200 seconds.
+    #[must_use]
+    pub fn from_secs(seconds: u32) -> Option<Self> {
+        (900..=43_200).contains(&seconds).then_some(Self(seconds))
+    }
+}
+
+/// Seconds that clocks of two servers may differ.
+const LEEWAY_S: i64 = 30;
+/// The longest token that is looked at.
+const LONGEST_TOKEN: usize = 4096;
+/// How long keys are kept before the database is asked again.
+const KEYS_FRESH: Duration = Duration::from_secs(60);
+/// How soon an unknown key asks the database again, so that made-up keys cannot flood it.
+const KEYS_RETRY: Duration = Duration::from_secs(5);
+
+/// Settings, keys and what was looked up lately; shared by all clones of an [`App`].
+#[derive(Clone)]
+pub struct Sessions(Arc<Inner>);
+
+struct Inner {
+    settings: SessionSettings,
+    keys: tokio::sync::Mutex<Option<Keys>>,
+    users: Recent<UserId, Principal>,
+    credentials: Recent<String, (Principal, [u8; 32])>,
+}
+
+#[derive(Clone)]
+struct Keys {
+    read_at: RealTime,
+    newest_first: Arc<Vec<Key>>,
+}
+
+struct Key {
+    kid: String,
+    signs: EncodingKey,
+    verifies: DecodingKey,
+}
+
+impl std::fmt::Debug for Sessions {
+    /// Without keys, so that no log carries them.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sessions").field("settings", &self.0.settings).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Claims {
+    iss: String,
+    aud: String,
+    sub: UserId,
+    iat: i64,
+    exp: i64,
+}
+
+/// What a successful login gives.
+#[derive(Debug)]
+pub struct Session {
+    /// To be sent as a bearer token.
+    pub token: String,
+    pub expires_at: Instant,
+    pub user: UserRow,
+}
+
+impl Sessions {
+    /// An issuer that has not yet looked for its keys.
+    #[must_use]
+    pub fn new(settings: SessionSettings) -> Self {
+        Self(Arc::new(Inner {
+            settings,
+            keys: tokio::sync::Mutex::new(None),
+            users: Recent::default(),
+            credentials: Recent::default(),
+        }))
+    }
+
+    /// People looked up lately.
+    pub(crate) fn users(&self) -> &Recent<UserId, Principal> {
+        &self.0.users
+    }
+
+    /// Keys and node credentials looked up lately, by kind and prefix.
+    pub(crate) fn credentials(&self) -> &Recent<String, (Principal, [u8; 32])> {
+        &self.0.credentials
+    }
+
+    /// The current keys; those read lately serve, unless `wanted` is not among them.
+    async fn keys(&self, app: &App, wanted: Option<&str>) -> Result<Arc<Vec<Key>>, AppError> {
+        let mut kept = self.0.keys.lock().await;
+        if let Some(keys) = kept.as_ref() {
+            let is_there = wanted.is_none_or(|kid| keys.newest_first.iter().any(|key| key.kid == kid));
+            let age = keys.read_at.elapsed();
+            if age < if is_there { KEYS_FRESH } else { KEYS_RETRY } {
+                return Ok(Arc::clone(&keys.newest_first));
+            }
+        }
+        let mut tx = app.store.begin("session.keys", Scope::Operator).await?;
+        let mut rows = signing_key::current(&mut tx).await?;
+        if rows.is_empty() {
+            let row = make_key(app.clock.now())?;
+            signing_key::insert(&mut tx, &row).await?;
+            tx.commit().await?;
+            rows.push(row);
+        }
+        let newest_first: Arc<Vec<Key>> = Arc::new(rows.into_iter().map(Key::from).collect());
+        *kept = Some(Keys { read_at: RealTime::now(), newest_first: Arc::clone(&newest_first) });
+        Ok(newest_first)
+    }
+}
+
+impl From<SigningKeyRow> for Key {
+    fn from(row: SigningKeyRow) -> Self {
+        Self {
+            kid: row.kid,
+            signs: EncodingKey::from_ec_der(&row.private_key),
+            verifies: DecodingKey::from_ec_der(&row.public_key),
+        }
+    }
+}
+
+fn make_key(now: Instant) -> Result<SigningKeyRow, AppError> {
+    let failed = |e: &dyn std::fmt::Display| AppError::Internal(format!("no signing key could be made: {e}"));
+    let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
+    let document = EcdsaKeyPair::generate_pkcs8(algorithm, &SystemRandom::new()).map_err(|e| failed(&e))?;
+    let pair = EcdsaKeyPair::from_pkcs8(algorithm, document.as_ref()).map_err(|e| failed(&e))?;
+    let public_key = pair.public_key().as_ref().to_vec();
+    Ok(SigningKeyRow {
+        kid: hex::encode(&Sha256::digest(&public_key)[..8]),
+        private_key: document.as_ref().to_vec(),
+        public_key,
+        created_at: now,
+    })
+}
+
+/// Logs a person in. An unknown address, a wrong password and a disabled account get the same answer in equal time.
+///
+/// # Errors
+/// [`AppError::Unauthenticated`].
+pub async fn login(app: &App, email: &str, password: Password) -> Result<Session, AppError> {
+    let mut tx = app.store.begin("session.login", Scope::Operator).await?;
+    let found = user::by_email(&mut tx, &email.to_lowercase()).await?;
+    drop(tx); // no connection is kept while the password is checked
+    let is_right = password.verify(found.as_ref().map(|user| user.password_hash.clone())).await?;
+    let user = found.filter(|user| is_right && user.disabled_at.is_none());
+    let outcome = if user.is_some() { "passed" } else { "failed" };
+    metrics::counter!("gpuledger_logins_total", "outcome" => outcome).increment(1);
+    let user = user.ok_or(AppError::Unauthenticated("no such email address and password"))?;
+    let (token, expires_at) = issue(app, user.user_id).await?;
+    Ok(Session { token, expires_at, user })
+}
+
+async fn issue(app: &App, user: UserId) -> Result<(String, Instant), AppError> {
+    let keys = app.sessions.keys(app, None).await?;
+    let key = keys.first().ok_or_else(|| AppError::Internal("there is no signing key".into()))?;
+    let settings = &app.sessions.0.settings;
+    let now = app.clock.now();
+    let expires_at = now.plus_secs(i64::from(settings.lifetime.0));
+    let claims = Claims {
+        iss: settings.issuer.clone(),
+        aud: settings.audience.clone(),
+        sub: user,
+        iat: now.as_millis() / 1000,
+        exp: expires_at.as_millis() / 1000,
+    };
+    let header = Header { kid: Some(key.kid.clone()), ..Header::new(Algorithm::ES256) };
+    let token = jsonwebtoken::encode(&header, &claims, &key.signs)
+        .map_err(|e| AppError::Internal(format!("a token could not be signed: {e}")))?;
+    Ok((token, expires_at))
+}
+
+/// The person that a token names, if it is one of ours and still good.
+pub(crate) async fn verify(app: &App, token: &str) -> Result<UserId, AppError> {
+    let refused = |_| AppError::Unauthenticated("the token is not valid");
+    if token.len() > LONGEST_TOKEN {
+        return Err(AppError::Unauthenticated("the token is too long"));
+    }
+    let header = jsonwebtoken::decode_header(token).map_err(refused)?;
+    let kid = header
+        .kid
+        .filter(|_| header.alg == Algorithm::ES256)
+        .ok_or(AppError::Unauthenticated("the token is not signed with a key of this server"))?;
+    let keys = app.sessions.keys(app, Some(&kid)).await?;
+    let key = keys
+        .iter()
+        .find(|key| key.kid == kid)
+        .ok_or(AppError::Unauthenticated("the token is not signed with a key of this server"))?;
+    check(token, &key.verifies, &app.sessions.0.settings, app.clock.now())
+}
+
+/// Signature, issuer, audience and time.
+fn check(token: &str, key: &DecodingKey, settings: &SessionSettings, now: Instant) -> Result<UserId, AppError> {
+    let mut validation = Validation::new(Algorithm::ES256);
+    validation.set_issuer(&[&settings.issuer]);
+    validation.set_audience(&[&settings.audience]);
+    validation.set_required_spec_claims(&["exp", "iss", "aud", "sub"]);
+    // the library would read the machine's clock; time is compared below, by the ledger's
+    validation.validate_exp = false;
+    let claims = jsonwebtoken::decode::<Claims>(token, key, &validation)
+        .map_err(|_| AppError::Unauthenticated("the token is not valid"))?
+        .claims;
+    let now_s = now.as_millis() / 1000;
+    if now_s >= claims.exp.saturating_add(LEEWAY_S) {
+        return Err(AppError::Unauthenticated("the token has expired"));
+    }
+    if claims.iat.saturating_sub(LEEWAY_S) > now_s {
+        return Err(AppError::Unauthenticated("the token is not valid yet"));
+    }
+    Ok(claims.sub)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const NOW: i64 = 1_800_000_000;
+
+    fn claims() -> Value {
+        let id = "01980000-0000-7000-8000-000000000001";
+        json!({"iss": "gpuledger", "aud": "gpuledger", "sub": id, "iat": NOW, "exp": NOW + 900})
+    }
+
+    fn checked_at(token: &str, key: &Key, seconds: i64) -> Result<UserId, AppError> {
+        let now = Instant::from_millis(seconds * 1000).unwrap();
+        check(token, &key.verifies, &SessionSettings::default(), now)
+    }
+
+    fn sign(claims: &Value, key: &Key) -> String {
+        jsonwebtoken::encode(&Header::new(Algorithm::ES256), claims, &key.signs).unwrap()
+    }
+
+    fn key() -> Key {
+        make_key(Instant::EPOCH).unwrap().into()
+    }
+
+    #[test]
+    fn a_token_of_ours_holds_until_it_expires() {
+        let key = key();
+        let token = sign(&claims(), &key);
+        assert!(checked_at(&token, &key, NOW).is_ok());
+        assert!(checked_at(&token, &key, NOW + 900 + 29).is_ok(), "clocks may differ by 30 s");
+        assert!(checked_at(&token, &key, NOW + 900 + 30).is_err());
+        assert!(checked_at(&token, &key, NOW - 31).is_err());
+    }
+
+    #[test]
+    fn tokens_of_others_are_refused() {
+        let key = key();
+        let with = |field: &str, value: Value| {
+            let mut changed = claims();
+            changed[field] = value;
+            sign(&changed, &key)
+        };
+        let without = |field: &str| {
+            let mut changed = claims();
+            changed.as_object_mut().unwrap().remove(field);
+            sign(&changed, &key)
+        };
+        let mut bad = vec![
+            with("iss", json!("somebody")),
+            with("aud", json!("another")),
+            with("aud", json!(["another"])),
+            with("sub", json!("root")),
+            with("exp", json!("soon")),
+            sign(&claims(), &self::key()),
+        ];
+        bad.extend(["iss", "aud", "sub", "exp"].map(without));
+        for token in bad {
+            assert!(checked_at(&token, &key, NOW).is_err(), "{token} was accepted");
+        }
+    }
+
+    #[test]
+    fn unsigned_and_foreign_algorithms_are_refused() {
+        use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
+        let key = key();
+        let payload = BASE64.encode(claims().to_string());
+        for alg in ["none", "None", "HS256", "RS256"] {
+            let head = BASE64.encode(json!({"alg": alg, "typ": "JWT"}).to_string());
+            assert!(checked_at(&format!("{head}.{payload}."), &key, NOW).is_err(), "{alg} was accepted");
+        }
+        // signed with the public key as if it were a shared secret
+        let row = make_key(Instant::EPOCH).unwrap();
+        let secret = EncodingKey::from_secret(&row.public_key).unwrap();
+        let confused = jsonwebtoken::encode(&Header::new(Algorithm::HS256), &claims(), &secret).unwrap();
+        assert!(checked_at(&confused, &Key::from(row), NOW).is_err());
+    }
+}
