@@ -1,1 +1,80 @@
-fn main() {}
+//! The project's own commands: `cargo xtask demo`, `test`, `tidy`, `openapi`, `sqlx` and `ci`. What has a branch in it
+//! is written here in Rust rather than in a script; `.ci/run` calls the same verbs that people type.
+
+#![expect(clippy::print_stdout, reason = "a command line program speaks on its output")]
+
+mod ci;
+mod demo;
+mod openapi;
+mod sqlx;
+mod step;
+mod test;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// The project's own commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Xtask {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Build, then run the demonstration with its own Postgres until Ctrl-C.
+    Demo {
+        /// Passed on to `gpuledger demo`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Run every test, on one Postgres that is found or started for them.
+    Test {
+        /// Passed on to `cargo nextest run` (or `cargo test`, where nextest is not installed).
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Check the rules of the code's shape. Each violation comes with the rule's reason.
+    Tidy {
+        /// Record the checksums of new migrations, which are frozen from then on.
+        #[arg(long)]
+        bless: bool,
+    },
+    /// Renew openapi/openapi.json from the handlers.
+    Openapi {
+        /// Change nothing; fail if it is out of date.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Renew .sqlx, the descriptions of all queries, from a database with the migrations applied.
+    Sqlx {
+        /// Change nothing; fail if they are out of date.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Everything that has to pass before a change is merged.
+    Ci,
+}
+
+/// Done, or a message for people.
+type Outcome = Result<(), String>;
+
+fn main() -> ExitCode {
+    let outcome = match Xtask::parse().verb {
+        Verb::Demo { args } => demo::run(&args),
+        Verb::Test { args } => test::run(&args),
+        Verb::Tidy { bless } => tidy::run(bless),
+        Verb::Openapi { check } => openapi::run(check),
+        Verb::Sqlx { check } => sqlx::run(check),
+        Verb::Ci => ci::run(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}

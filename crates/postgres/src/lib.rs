@@ -239,13 +239,22 @@ pub fn find(settings: &Settings) -> Result<Running, NoPostgres> {
         Place::Folder(wanted) => folder::Folder::kept(wanted, &owner)?,
         Place::Ephemeral => folder::Folder::ephemeral(&owner)?,
     };
-    let programs = choose(&settings.lookup, &owner, &folder)?;
+    let programs = choose(&settings.lookup, &owner, Some(&folder))?;
     cluster::run(folder, &programs, &owner)
 }
 
+/// Says which programs a private cluster would be run with, and starts nothing. Downloads the wheel if it is their
+/// only source.
+///
+/// # Errors
+/// [`NoPostgres::NothingFound`] with what to install.
+pub fn look(lookup: &Lookup) -> Result<String, NoPostgres> {
+    choose(lookup, &Owner::of_servers(), None).map(|programs| programs.to_string())
+}
+
 /// The best programs that can run the folder's data.
-fn choose(lookup: &Lookup, owner: &Owner, folder: &folder::Folder) -> Result<Programs, NoPostgres> {
-    let written_by = folder.major_version()?;
+fn choose(lookup: &Lookup, owner: &Owner, folder: Option<&folder::Folder>) -> Result<Programs, NoPostgres> {
+    let written_by = folder.map(folder::Folder::major_version).transpose()?.flatten();
     let mut looked = Vec::new();
     let fits = |programs: Programs, looked: &mut Vec<String>| match written_by {
         Some(major) if major != programs.major => {
@@ -275,9 +284,11 @@ fn choose(lookup: &Lookup, owner: &Owner, folder: &folder::Folder) -> Result<Pro
             Err(why) => looked.push(why),
         }
     }
-    Err(match written_by {
-        Some(written_by) => NoPostgres::OtherVersion { folder: folder.path().to_owned(), written_by, looked },
-        None => NoPostgres::NothingFound { looked },
+    Err(match (folder, written_by) {
+        (Some(folder), Some(written_by)) => {
+            NoPostgres::OtherVersion { folder: folder.path().to_owned(), written_by, looked }
+        }
+        _ => NoPostgres::NothingFound { looked },
     })
 }
 
