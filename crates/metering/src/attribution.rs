@@ -107,24 +107,11 @@ mod tests {
     #[test]
     fn a_command_may_hold_spaces_and_parentheses() {
         let stat = ProcessStat::parse(FIRST).unwrap();
-        assert_eq!(
-            stat,
-            ProcessStat {
-                pid: 12249,
-                parent: 1,
-                state: 'S',
-                start_ticks: 8_812_345
-            }
-        );
+        assert_eq!(stat, ProcessStat { pid: 12249, parent: 1, state: 'S', start_ticks: 8_812_345 });
         let odd = FIRST.replace("python3 (job)", "a) S 9 (b\n");
         assert_eq!(ProcessStat::parse(&odd).unwrap(), stat);
         assert!(ProcessStat::parse(ZOMBIE).unwrap().has_ended());
-        for bad in [
-            "",
-            "12249",
-            "12249 (x) S 1",
-            "x (y) S 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9",
-        ] {
+        for bad in ["", "12249", "12249 (x) S 1", "x (y) S 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9"] {
             assert!(ProcessStat::parse(bad).is_err(), "{bad:?}");
         }
     }
@@ -132,19 +119,10 @@ mod tests {
     /// collectd 3773: the same pid with a later start is another process.
     #[test]
     fn a_reused_pid_is_another_process() {
-        let bound = ProcessId {
-            boot_id: "b".parse().unwrap(),
-            pid: 12249,
-            start_ticks: 8_812_345,
-            uid: 1000,
-        };
+        let bound = ProcessId { boot_id: "b".parse().unwrap(), pid: 12249, start_ticks: 8_812_345, uid: 1000 };
         assert!(ProcessStat::parse(FIRST).unwrap().is_living(&bound));
         assert!(!ProcessStat::parse(LATER).unwrap().is_living(&bound));
-        let zombie = ProcessId {
-            pid: 31794,
-            start_ticks: 5_512_000,
-            ..bound
-        };
+        let zombie = ProcessId { pid: 31794, start_ticks: 5_512_000, ..bound };
         assert!(!ProcessStat::parse(ZOMBIE).unwrap().is_living(&zombie));
     }
 
@@ -164,12 +142,7 @@ mod tests {
                 41 => (40, 5),
                 _ => return None,
             };
-            Some(ProcessStat {
-                pid,
-                parent,
-                state: 'S',
-                start_ticks,
-            })
+            Some(ProcessStat { pid, parent, state: 'S', start_ticks })
         };
         let bound = |stat: &ProcessStat| match (stat.pid, stat.start_ticks) {
             (10, 100) => Some("outer"),

@@ -99,16 +99,7 @@ impl HourBalance {
     #[must_use]
     pub fn difference(&self) -> ByteMillis {
         self.capacity
-            - [
-                self.metered,
-                self.held,
-                self.unconfirmed,
-                self.slack,
-                self.idle,
-                self.out_of_service,
-            ]
-            .into_iter()
-            .sum()
+            - [self.metered, self.held, self.unconfirmed, self.slack, self.idle, self.out_of_service].into_iter().sum()
     }
 
     /// Whether the equation holds, and the spans say of held and granted bytes what the scheduler's record says.
@@ -167,10 +158,7 @@ impl Now {
             return;
         };
         add(&mut hour.slack, i128::from(occupancy.slack.0));
-        add(
-            &mut hour.granted_by_journal,
-            i128::from(occupancy.granted.0),
-        );
+        add(&mut hour.granted_by_journal, i128::from(occupancy.granted.0));
         add(&mut hour.held_by_journal, i128::from(occupancy.held.0));
         let serving = self.present && self.capacity.is_some_and(|step| step.in_service);
         let free = i128::from(occupancy.free.0);

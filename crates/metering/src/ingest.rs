@@ -117,49 +117,30 @@ pub struct Judged {
 /// Judges each row of a batch. `known` answers for the parts of the batch's own node only; `now` is the server's time
 /// and `skew_ms` the server's clock less the node's when the batch was sent.
 #[must_use]
-pub fn judge(
-    batch: &[Reading],
-    known: impl Fn(&PartId) -> Option<KnownPart>,
-    now: Instant,
-    skew_ms: i64,
-) -> Judged {
+pub fn judge(batch: &[Reading], known: impl Fn(&PartId) -> Option<KnownPart>, now: Instant, skew_ms: i64) -> Judged {
     let mut judged = Judged::default();
     if skew_ms.saturating_abs() > MAX_SKEW_MS {
-        judged.set_aside = (0..batch.len())
-            .map(|index| (index, SetAsideReason::Skew))
-            .collect();
+        judged.set_aside = (0..batch.len()).map(|index| (index, SetAsideReason::Skew)).collect();
         return judged;
     }
     let flagged = skew_ms.abs() > SKEW_TOLERANCE_MS;
     let correction = if flagged { skew_ms } else { 0 };
     let mut read_to: BTreeMap<PartId, Instant> = BTreeMap::new();
     for (index, row) in batch.iter().enumerate() {
-        let corrected = Reading {
-            start: row.start.plus_millis(correction),
-            end: row.end.plus_millis(correction),
-            ..row.clone()
-        };
-        let verdict = known(&row.part_id)
-            .ok_or(SetAsideReason::UnknownPart)
-            .and_then(|part| {
-                possible(&corrected, &part, now)?;
-                let last = read_to.get(&row.part_id).copied().max(part.read_to);
-                if last.is_some_and(|last| row.start < last) {
-                    return Err(SetAsideReason::Overlap);
-                }
-                Ok(part)
-            });
+        let corrected =
+            Reading { start: row.start.plus_millis(correction), end: row.end.plus_millis(correction), ..row.clone() };
+        let verdict = known(&row.part_id).ok_or(SetAsideReason::UnknownPart).and_then(|part| {
+            possible(&corrected, &part, now)?;
+            let last = read_to.get(&row.part_id).copied().max(part.read_to);
+            if last.is_some_and(|last| row.start < last) {
+                return Err(SetAsideReason::Overlap);
+            }
+            Ok(part)
+        });
         match verdict {
             Ok(part) => {
                 read_to.insert(row.part_id, row.end);
-                judged.accepted.push(Accepted {
-                    index,
-                    part,
-                    reading: corrected,
-                    skew_ms,
-                    flagged,
-                    read_to: row.end,
-                });
+                judged.accepted.push(Accepted { index, part, reading: corrected, skew_ms, flagged, read_to: row.end });
             }
             Err(reason) => judged.set_aside.push((index, reason)),
         }
@@ -189,10 +170,7 @@ fn possible(row: &Reading, part: &KnownPart, now: Instant) -> Result<(), SetAsid
     if row.end <= part.active_from {
         return Err(SetAsideReason::BeforeActive);
     }
-    if part
-        .ended
-        .is_some_and(|ended| row.start.since(ended) >= TIME_TOLERANCE_MS)
-    {
+    if part.ended.is_some_and(|ended| row.start.since(ended) >= TIME_TOLERANCE_MS) {
         return Err(SetAsideReason::AfterEnd);
     }
     Ok(())
@@ -288,12 +266,7 @@ mod tests {
     }
 
     fn reason_for(row: &Reading, part: KnownPart) -> Option<SetAsideReason> {
-        let judged = judge(
-            std::slice::from_ref(row),
-            |p| (*p == id(1)).then_some(part),
-            at(600),
-            0,
-        );
+        let judged = judge(std::slice::from_ref(row), |p| (*p == id(1)).then_some(part), at(600), 0);
         assert_eq!(judged.accepted.len() + judged.set_aside.len(), 1);
         judged.set_aside.first().map(|(_, reason)| *reason)
     }
@@ -317,34 +290,16 @@ mod tests {
         assert_eq!(but(|r| r.peak = Some(Bytes(101))), Some(R::AboveDevice));
         assert_eq!(but(|r| r.covered_ms = 60_001), Some(R::AboveDevice));
         assert_eq!(but(|r| r.granted = Bytes(101)), Some(R::AboveDevice));
-        assert_eq!(
-            but(|r| r.used = Some(Bytes(51).over_millis(60_000))),
-            Some(R::Inconsistent)
-        );
-        assert_eq!(
-            but(|r| r.above = Some(ByteMillis(r.used.unwrap().0 + 1))),
-            Some(R::Inconsistent)
-        );
-        assert_eq!(
-            but(|r| r.above = Some(ByteMillis(-1))),
-            Some(R::Inconsistent)
-        );
-        assert_eq!(
-            but(|r| r.used = Some(ByteMillis(-1))),
-            Some(R::Inconsistent)
-        );
+        assert_eq!(but(|r| r.used = Some(Bytes(51).over_millis(60_000))), Some(R::Inconsistent));
+        assert_eq!(but(|r| r.above = Some(ByteMillis(r.used.unwrap().0 + 1))), Some(R::Inconsistent));
+        assert_eq!(but(|r| r.above = Some(ByteMillis(-1))), Some(R::Inconsistent));
+        assert_eq!(but(|r| r.used = Some(ByteMillis(-1))), Some(R::Inconsistent));
         assert_eq!(but(|r| r.used = None), Some(R::Inconsistent));
         assert_eq!(but(|r| r.quality = Quality::Unknown), Some(R::Inconsistent));
-        assert_eq!(
-            but(|r| (r.used, r.above, r.peak) = (None, None, None)),
-            Some(R::Inconsistent)
-        );
+        assert_eq!(but(|r| (r.used, r.above, r.peak) = (None, None, None)), Some(R::Inconsistent));
         assert_eq!(reason(&row(1, -60, 0)), Some(R::BeforeActive));
         assert_eq!(reason(&row(1, -60, 1)), None);
-        let ended = KnownPart {
-            ended: Some(at(60)),
-            ..known_part()
-        };
+        let ended = KnownPart { ended: Some(at(60)), ..known_part() };
         assert_eq!(reason_for(&row(1, 61, 120), ended), None);
         assert_eq!(reason_for(&row(1, 62, 120), ended), Some(R::AfterEnd));
     }
@@ -365,28 +320,13 @@ mod tests {
     /// kubecost 358 and lago 4725: two exporters on one node, or one row twice, must not count twice.
     #[test]
     fn what_was_read_once_is_not_read_again() {
-        let batch = [
-            row(1, 60, 120),
-            row(1, 60, 120),
-            row(2, 60, 120),
-            row(1, 119, 180),
-            row(1, 120, 180),
-        ];
+        let batch = [row(1, 60, 120), row(1, 60, 120), row(2, 60, 120), row(1, 119, 180), row(1, 120, 180)];
         let judged = judge(&batch, known, at(600), 0);
         let accepted: Vec<_> = judged.accepted.iter().map(|a| a.index).collect();
         assert_eq!(accepted, [0, 2, 4]);
-        assert_eq!(
-            judged.set_aside,
-            [(1, SetAsideReason::Overlap), (3, SetAsideReason::Overlap)]
-        );
-        let part = KnownPart {
-            read_to: Some(at(120)),
-            ..known_part()
-        };
-        assert_eq!(
-            reason_for(&row(1, 60, 120), part),
-            Some(SetAsideReason::Overlap)
-        );
+        assert_eq!(judged.set_aside, [(1, SetAsideReason::Overlap), (3, SetAsideReason::Overlap)]);
+        let part = KnownPart { read_to: Some(at(120)), ..known_part() };
+        assert_eq!(reason_for(&row(1, 60, 120), part), Some(SetAsideReason::Overlap));
     }
 
     #[test]
@@ -400,11 +340,7 @@ mod tests {
 
     #[test]
     fn skew_is_corrected_flagged_and_at_last_refused() {
-        let accepted = |skew_ms| {
-            judge(&[row(1, 60, 120)], known, at(600), skew_ms)
-                .accepted
-                .pop()
-        };
+        let accepted = |skew_ms| judge(&[row(1, 60, 120)], known, at(600), skew_ms).accepted.pop();
         let noise = accepted(2_000).unwrap();
         assert_eq!((noise.reading.start, noise.flagged), (at(60), false));
         let late = accepted(-5_000).unwrap();
@@ -412,10 +348,7 @@ mod tests {
         assert_eq!((late.skew_ms, late.read_to), (-5_000, at(120)));
         assert!(accepted(60_000).is_some());
         for skew_ms in [60_001, -60_001, i64::MIN, i64::MAX] {
-            assert_eq!(
-                judge(&[row(1, 60, 120)], known, at(600), skew_ms).set_aside,
-                [(0, SetAsideReason::Skew)]
-            );
+            assert_eq!(judge(&[row(1, 60, 120)], known, at(600), skew_ms).set_aside, [(0, SetAsideReason::Skew)]);
         }
     }
 
@@ -423,10 +356,7 @@ mod tests {
     #[test]
     fn a_slow_upload_makes_no_overlap() {
         let slow = judge(&[row(1, 60, 120)], known, at(600), 3_000);
-        let part = KnownPart {
-            read_to: Some(slow.accepted[0].read_to),
-            ..known_part()
-        };
+        let part = KnownPart { read_to: Some(slow.accepted[0].read_to), ..known_part() };
         let next = judge(&[row(1, 120, 180)], |_| Some(part), at(600), 5);
         assert_eq!(next.accepted.len(), 1);
     }

@@ -75,13 +75,7 @@ pub struct Integrator {
 impl Integrator {
     /// Begins at `start` with `granted` bytes. A sample counts for at most `max_gap_ms` milliseconds, before as after.
     #[must_use]
-    pub const fn new(
-        part_id: PartId,
-        granted: Bytes,
-        start: Instant,
-        window: WindowLength,
-        max_gap_ms: i64,
-    ) -> Self {
+    pub const fn new(part_id: PartId, granted: Bytes, start: Instant, window: WindowLength, max_gap_ms: i64) -> Self {
         Self {
             part_id,
             granted,
@@ -90,12 +84,7 @@ impl Integrator {
             window_start: start,
             settled: start,
             newest: Sample::NoneYet,
-            sums: Sums {
-                used: ByteMillis::ZERO,
-                above: ByteMillis::ZERO,
-                peak: Bytes::ZERO,
-                covered_ms: 0,
-            },
+            sums: Sums { used: ByteMillis::ZERO, above: ByteMillis::ZERO, peak: Bytes::ZERO, covered_ms: 0 },
         }
     }
 
@@ -194,11 +183,7 @@ impl Integrator {
             peak: known.then_some(sums.peak),
             // a window is at most an hour long
             covered_ms: u32::try_from(sums.covered_ms).unwrap_or(u32::MAX),
-            quality: if known {
-                Quality::Measured
-            } else {
-                Quality::Unknown
-            },
+            quality: if known { Quality::Measured } else { Quality::Unknown },
         });
     }
 }
@@ -244,10 +229,7 @@ mod tests {
             readings.extend(part.sample(at(-start - 5_000 + tick * 5_000), Some(Bytes(50))));
         }
         let hour_start = at(-start);
-        let hour: Vec<_> = readings
-            .iter()
-            .filter(|r| r.start.hour_start() == hour_start)
-            .collect();
+        let hour: Vec<_> = readings.iter().filter(|r| r.start.hour_start() == hour_start).collect();
         assert_eq!(hour.len(), 60);
         let covered: u32 = hour.iter().map(|r| r.covered_ms).sum();
         assert_eq!(covered, 3_600_000);
@@ -263,10 +245,7 @@ mod tests {
         }
         assert_eq!(readings.len(), 1);
         let unknown = &readings[0];
-        assert_eq!(
-            (unknown.used, unknown.above, unknown.peak),
-            (None, None, None)
-        );
+        assert_eq!((unknown.used, unknown.above, unknown.peak), (None, None, None));
         assert_eq!((unknown.covered_ms, unknown.quality), (0, Quality::Unknown));
 
         let mut idle = new(0, 100);
@@ -309,10 +288,7 @@ mod tests {
         let mut readings: Vec<Reading> = Vec::new();
         let mut key = None;
         for t in start..end {
-            let grant = grants
-                .iter()
-                .rfind(|(g, _)| *g <= t)
-                .map_or(granted, |(_, bytes)| *bytes);
+            let grant = grants.iter().rfind(|(g, _)| *g <= t).map_or(granted, |(_, bytes)| *bytes);
             let value = match samples.iter().rfind(|(s, _)| *s <= t) {
                 Some((s, value)) => value.filter(|_| t - s < GAP),
                 None => samples.first().and_then(|(s, value)| {

@@ -65,11 +65,7 @@ pub struct Deadline {
 #[must_use]
 pub fn first_deadline(life: Life, graces: Graces, leader_since: Instant) -> Deadline {
     let listened = leader_since.plus_millis(graces.silence_ms);
-    let deadline = |at: Instant, cause, lived_until| Deadline {
-        due: at.max(listened),
-        cause,
-        lived_until,
-    };
+    let deadline = |at: Instant, cause, lived_until| Deadline { due: at.max(listened), cause, lived_until };
     match life {
         Life::Held { hold_until } => deadline(hold_until, Cause::HoldGrace, hold_until),
         Life::Active { ends_by, last_sign } => {
@@ -98,10 +94,7 @@ mod tests {
         Instant::from_millis(1_700_000_000_000 + secs * 1000).unwrap()
     }
 
-    const GRACES: Graces = Graces {
-        silence_ms: 60_000,
-        lost_after_ms: 86_400_000,
-    };
+    const GRACES: Graces = Graces { silence_ms: 60_000, lost_after_ms: 86_400_000 };
 
     #[test]
     fn a_node_is_silent_only_when_somebody_listened() {
@@ -121,17 +114,10 @@ mod tests {
     /// gpustack 6279: force-deleted while its controller was down; use must stop at the last sign of life.
     #[test]
     fn what_vanished_lived_until_its_last_sign() {
-        let life = Life::Active {
-            ends_by: None,
-            last_sign: at(5),
-        };
+        let life = Life::Active { ends_by: None, last_sign: at(5) };
         assert_eq!(
             first_deadline(life, GRACES, at(-500)),
-            Deadline {
-                due: at(65),
-                cause: Cause::Vanished,
-                lived_until: at(5)
-            }
+            Deadline { due: at(65), cause: Cause::Vanished, lived_until: at(5) }
         );
         // a take-over long after: due one grace later, metered no further
         assert_eq!(
@@ -149,46 +135,12 @@ mod tests {
             let d = first_deadline(life, GRACES, at(-500));
             (d.due, d.cause)
         };
-        assert_eq!(
-            first(Life::Held { hold_until: at(30) }),
-            (at(30), Cause::HoldGrace)
-        );
-        assert_eq!(
-            first(Life::Active {
-                ends_by: Some(at(50)),
-                last_sign: at(0)
-            }),
-            (at(50), Cause::MaxDuration)
-        );
-        assert_eq!(
-            first(Life::Active {
-                ends_by: Some(at(90)),
-                last_sign: at(0)
-            }),
-            (at(60), Cause::Vanished)
-        );
-        assert_eq!(
-            first(Life::Unconfirmed {
-                ends_by: None,
-                since: at(0)
-            }),
-            (at(86_400), Cause::NodeLost)
-        );
-        let ended_in_silence = first_deadline(
-            Life::Unconfirmed {
-                ends_by: Some(at(100)),
-                since: at(0),
-            },
-            GRACES,
-            at(-500),
-        );
-        assert_eq!(
-            ended_in_silence,
-            Deadline {
-                due: at(100),
-                cause: Cause::MaxDuration,
-                lived_until: at(0)
-            }
-        );
+        assert_eq!(first(Life::Held { hold_until: at(30) }), (at(30), Cause::HoldGrace));
+        assert_eq!(first(Life::Active { ends_by: Some(at(50)), last_sign: at(0) }), (at(50), Cause::MaxDuration));
+        assert_eq!(first(Life::Active { ends_by: Some(at(90)), last_sign: at(0) }), (at(60), Cause::Vanished));
+        assert_eq!(first(Life::Unconfirmed { ends_by: None, since: at(0) }), (at(86_400), Cause::NodeLost));
+        let ended_in_silence =
+            first_deadline(Life::Unconfirmed { ends_by: Some(at(100)), since: at(0) }, GRACES, at(-500));
+        assert_eq!(ended_in_silence, Deadline { due: at(100), cause: Cause::MaxDuration, lived_until: at(0) });
     }
 }

@@ -52,15 +52,13 @@ struct Life {
 }
 
 fn life() -> impl Strategy<Value = Life> {
-    (0i64..60, 0i64..4, 0i64..20, 0i64..5, 1u64..40).prop_map(
-        |(start, hold, run, silent, bytes)| Life {
-            start,
-            hold,
-            run,
-            silent,
-            bytes,
-        },
-    )
+    (0i64..60, 0i64..4, 0i64..20, 0i64..5, 1u64..40).prop_map(|(start, hold, run, silent, bytes)| Life {
+        start,
+        hold,
+        run,
+        silent,
+        bytes,
+    })
 }
 
 /// A history without a fault: what does not fit is not placed, and the scheduler records each change.
@@ -77,10 +75,7 @@ fn faultless(lives: &[Life], away: &[(i64, i64)], ill: &[(i64, i64)]) -> History
         }
         let keep = |spans: &mut Vec<Kept>, from: i64, to: i64| {
             if from < to {
-                spans.push(Kept {
-                    bytes: Bytes(life.bytes),
-                    span: span(from, to),
-                });
+                spans.push(Kept { bytes: Bytes(life.bytes), span: span(from, to) });
             }
         };
         let silent_from = confirmed + life.run / 2;
@@ -91,38 +86,20 @@ fn faultless(lives: &[Life], away: &[(i64, i64)], ill: &[(i64, i64)]) -> History
         keep(&mut history.metered, silent_to, end);
         for s in steps {
             taken[s] += life.bytes;
-            let by_state = if (s as i64) < confirmed {
-                &mut held
-            } else {
-                &mut granted
-            };
+            let by_state = if (s as i64) < confirmed { &mut held } else { &mut granted };
             by_state[s] += life.bytes;
         }
     }
-    history.capacity.push(CapacityStep {
-        at: at(0),
-        allocatable: Bytes(CAPACITY),
-        in_service: true,
-    });
-    history.presence.push(PresenceStep {
-        at: at(0),
-        present: true,
-    });
+    history.capacity.push(CapacityStep { at: at(0), allocatable: Bytes(CAPACITY), in_service: true });
+    history.presence.push(PresenceStep { at: at(0), present: true });
     for &(from, length) in ill {
         for (step, in_service) in [(from, false), (from + length, true)] {
-            history.capacity.push(CapacityStep {
-                at: at(step),
-                allocatable: Bytes(CAPACITY),
-                in_service,
-            });
+            history.capacity.push(CapacityStep { at: at(step), allocatable: Bytes(CAPACITY), in_service });
         }
     }
     for &(from, length) in away {
         for (step, present) in [(from, false), (from + length, true)] {
-            history.presence.push(PresenceStep {
-                at: at(step),
-                present,
-            });
+            history.presence.push(PresenceStep { at: at(step), present });
         }
     }
     history.capacity.sort_by_key(|s| s.at);
@@ -136,9 +113,7 @@ fn faultless(lives: &[Life], away: &[(i64, i64)], ill: &[(i64, i64)]) -> History
             free: Bytes(CAPACITY - taken[s]),
         });
     }
-    history
-        .occupancy
-        .dedup_by(|later, earlier| (later.held, later.granted) == (earlier.held, earlier.granted));
+    history.occupancy.dedup_by(|later, earlier| (later.held, later.granted) == (earlier.held, earlier.granted));
     history
 }
 
@@ -152,11 +127,7 @@ fn naive(history: &History, from: i64, to: i64) -> Vec<HourBalance> {
         }
         let hour = hours.last_mut().unwrap();
         let kept = |spans: &[Kept]| -> ByteMillis {
-            spans
-                .iter()
-                .filter(|k| k.span.contains(t))
-                .map(|k| k.bytes.over_millis(STEP_MS))
-                .sum()
+            spans.iter().filter(|k| k.span.contains(t)).map(|k| k.bytes.over_millis(STEP_MS)).sum()
         };
         hour.metered += kept(&history.metered);
         hour.held += kept(&history.held);
@@ -165,11 +136,7 @@ fn naive(history: &History, from: i64, to: i64) -> Vec<HourBalance> {
         let Some(occupancy) = history.occupancy.iter().rfind(|s| s.at <= t) else {
             continue;
         };
-        let present = history
-            .presence
-            .iter()
-            .rfind(|s| s.at <= t)
-            .is_some_and(|s| s.present);
+        let present = history.presence.iter().rfind(|s| s.at <= t).is_some_and(|s| s.present);
         hour.slack += occupancy.slack.over_millis(STEP_MS);
         hour.granted_by_journal += occupancy.granted.over_millis(STEP_MS);
         hour.held_by_journal += occupancy.held.over_millis(STEP_MS);
@@ -189,11 +156,7 @@ fn naive(history: &History, from: i64, to: i64) -> Vec<HourBalance> {
 fn outages() -> impl Strategy<Value = Vec<(i64, i64)>> {
     // one per stretch of twenty steps, so that they do not overlap
     proptest::collection::vec((0i64..15, 1i64..5), 0..4).prop_map(|outages| {
-        outages
-            .into_iter()
-            .enumerate()
-            .map(|(i, (from, length))| (i as i64 * 20 + from, length))
-            .collect()
+        outages.into_iter().enumerate().map(|(i, (from, length))| (i as i64 * 20 + from, length)).collect()
     })
 }
 
@@ -275,13 +238,7 @@ proptest! {
 #[test]
 fn four_quarters_are_one_card() {
     let mut history = faultless(&[], &[], &[]);
-    history.metered = vec![
-        Kept {
-            bytes: Bytes(CAPACITY / 4),
-            span: span(0, 6),
-        };
-        4
-    ];
+    history.metered = vec![Kept { bytes: Bytes(CAPACITY / 4), span: span(0, 6) }; 4];
     history.occupancy = vec![OccupancyStep {
         at: at(0),
         held: Bytes::ZERO,
@@ -305,10 +262,7 @@ fn slack_is_a_term_of_its_own() {
         slack: Bytes(6),
         free: Bytes(CAPACITY - 16),
     }];
-    history.metered = vec![Kept {
-        bytes: Bytes(10),
-        span: span(0, 6),
-    }];
+    history.metered = vec![Kept { bytes: Bytes(10), span: span(0, 6) }];
     let hours = history.balance(span(0, 6));
     assert!(hours[0].balances());
     assert_eq!(hours[0].slack, Bytes(6).over_millis(3_600_000));
@@ -328,21 +282,12 @@ fn a_month_is_one_sweep() {
     let lives: Vec<Kept> = (0..10_000)
         .map(|i| {
             let from = i * month / 10_000;
-            Kept {
-                bytes: Bytes(1),
-                span: span(from, month),
-            }
+            Kept { bytes: Bytes(1), span: span(from, month) }
         })
         .collect();
-    let history = History {
-        metered: lives,
-        ..faultless(&[], &[], &[])
-    };
+    let history = History { metered: lives, ..faultless(&[], &[], &[]) };
     let hours = history.balance(span(0, month));
     assert_eq!(hours.len(), 720);
     let total: ByteMillis = hours.iter().map(|h| h.metered).sum();
-    assert_eq!(
-        total,
-        history.metered.iter().map(|k| k.span.of(k.bytes)).sum()
-    );
+    assert_eq!(total, history.metered.iter().map(|k| k.span.of(k.bytes)).sum());
 }

@@ -1,0 +1,143 @@
+//! How the agent talks to the server: posts JSON, with bounds on time and size.
+
+use serde::Serialize;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// The largest answer that is read: the orders for every part that a node can hold.
+const MAX_ANSWER: usize = 8 << 20;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("{0:?} is not the address of a server: give http:// or https:// and a host")]
+    Address(String),
+    #[error("the certificates in {path} cannot be read")]
+    CaFile {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("no connection to the server can be set up")]
+    Setup(#[source] reqwest::Error),
+    #[error("the request failed: {}", chain(.0))]
+    Transport(#[source] reqwest::Error),
+    #[error("the answer is larger than {MAX_ANSWER} bytes")]
+    TooLarge,
+    #[error("the request cannot be written as JSON")]
+    Json(#[from] serde_json::Error),
+}
+
+/// An error with what caused it: the transport's own message names none of it.
+fn chain(error: &reqwest::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// An answer of the server, whatever its status.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub status: u16,
+    /// When the server wants to be asked again.
+    pub retry_after: Option<Duration>,
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    pub const fn is_success(&self) -> bool {
+        self.status / 100 == 2
+    }
+
+    /// What a problem document says, or the beginning of whatever came instead.
+    pub fn detail(&self) -> String {
+        #[derive(serde::Deserialize)]
+        struct Problem {
+            title: Option<String>,
+            detail: Option<String>,
+        }
+        let problem: Option<Problem> = serde_json::from_slice(&self.body).ok();
+        problem.and_then(|p| p.detail.or(p.title)).unwrap_or_else(|| {
+            let text = String::from_utf8_lossy(&self.body);
+            text.chars().take(200).collect()
+        })
+    }
+}
+
+/// A connection to the server.
+#[derive(Debug, Clone)]
+pub(crate) struct ServerClient {
+    http: reqwest::Client,
+    base: String,
+    credential: Option<String>,
+}
+
+impl ServerClient {
+    pub fn new(server_url: &str, ca_file: Option<&Path>) -> Result<Self, ClientError> {
+        let base = server_url.trim_end_matches('/');
+        let secure = base.starts_with("https://");
+        let well_formed = reqwest::Url::parse(base).is_ok_and(|url| url.has_host());
+        if !well_formed || !(secure || base.starts_with("http://")) {
+            return Err(ClientError::Address(server_url.to_owned()));
+        }
+        let mut builder = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .timeout(TIMEOUT)
+            // a credential is never sent on to where a redirect points
+            .redirect(reqwest::redirect::Policy::none());
+        if let Some(path) = ca_file {
+            let pem = std::fs::read(path).map_err(|source| ClientError::CaFile { path: path.to_owned(), source })?;
+            let certificates = reqwest::Certificate::from_pem_bundle(&pem).map_err(ClientError::Setup)?;
+            builder = builder.tls_certs_only(certificates);
+        } else if !secure {
+            // without this, a host without any CA certificates could not even talk plain HTTP
+            builder = builder.tls_certs_only([]);
+        }
+        Ok(Self { http: builder.build().map_err(ClientError::Setup)?, base: base.to_owned(), credential: None })
+    }
+
+    pub fn with_credential(mut self, credential: &str) -> Self {
+        self.credential = Some(credential.to_owned());
+        self
+    }
+
+    pub async fn post<T: Serialize + Sync>(&self, path: &str, body: &T) -> Result<Answer, ClientError> {
+        self.send(path, serde_json::to_vec(body)?, None).await
+    }
+
+    /// Posts JSON that is compressed already.
+    pub async fn post_zstd(&self, path: &str, body: Vec<u8>) -> Result<Answer, ClientError> {
+        self.send(path, body, Some("zstd")).await
+    }
+
+    async fn send(&self, path: &str, body: Vec<u8>, encoding: Option<&'static str>) -> Result<Answer, ClientError> {
+        let mut request =
+            self.http.post(format!("{}{path}", self.base)).header("content-type", "application/json").body(body);
+        if let Some(encoding) = encoding {
+            request = request.header("content-encoding", encoding);
+        }
+        if let Some(credential) = &self.credential {
+            request = request.bearer_auth(credential);
+        }
+        let mut response = request.send().await.map_err(ClientError::Transport)?;
+        let retry_after =
+            response.headers().get("retry-after").and_then(|v| v.to_str().ok()?.parse().ok()).map(Duration::from_secs);
+        let status = response.status().as_u16();
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(ClientError::Transport)? {
+            if body.len() + chunk.len() > MAX_ANSWER {
+                return Err(ClientError::TooLarge);
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(Answer { status, retry_after, body })
+    }
+}
