@@ -1,0 +1,109 @@
+//! What every request passes through, from the outside in: id and error form, log line, panics, load, time, compression,
+//! and on the way in decompression before the limit on bodies, so that the limit holds for what comes out of it.
+
+use crate::{
+    problem::{self, Problem},
+    router::ApiState,
+};
+use axum::{
+    Router,
+    extract::{DefaultBodyLimit, MatchedPath, Request, State},
+    http::{StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+};
+use std::{
+    any::Any,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::Semaphore;
+use tower::ServiceBuilder;
+use tower_http::{
+    catch_panic::CatchPanicLayer, compression::CompressionLayer, decompression::RequestDecompressionLayer,
+    limit::RequestBodyLimitLayer, sensitive_headers::SetSensitiveRequestHeadersLayer, timeout::TimeoutLayer,
+    trace::TraceLayer,
+};
+use tracing::Span;
+
+/// The id of a request: a UUID of version 7, in the answer's `x-request-id`, in each log line, in problems and audit.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestId(pub String);
+
+/// Puts the layers around the routes.
+pub(crate) fn around(routes: Router<ApiState>, state: &ApiState) -> Router<ApiState> {
+    let limits = state.limits;
+    let in_flight = Arc::new(Semaphore::new(limits.in_flight));
+    let trace = TraceLayer::new_for_http()
+        .make_span_with(span)
+        .on_request(())
+        .on_response(answered)
+        // what fails is logged where it becomes a problem
+        .on_failure(());
+    routes.layer(
+        ServiceBuilder::new()
+            .layer(SetSensitiveRequestHeadersLayer::new([header::AUTHORIZATION, header::COOKIE]))
+            .layer(middleware::from_fn_with_state(state.clone(), identify))
+            .layer(trace)
+            .layer(CatchPanicLayer::custom(panicked))
+            .layer(middleware::from_fn_with_state(in_flight, shed))
+            .layer(middleware::from_fn(measure))
+            .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, limits.duration))
+            .layer(CompressionLayer::new())
+            .layer(RequestDecompressionLayer::new())
+            .layer(RequestBodyLimitLayer::new(limits.body))
+            .layer(DefaultBodyLimit::disable()),
+    )
+}
+
+/// Names the request, and gives every error its form on the way out.
+async fn identify(State(state): State<ApiState>, mut request: Request, next: Next) -> Response {
+    let id = state.app.id(|at, random| {
+        let millis = u64::try_from(at.as_millis()).unwrap_or(0);
+        uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid().to_string()
+    });
+    request.extensions_mut().insert(RequestId(id.clone()));
+    problem::finish(next.run(request).await, &id)
+}
+
+/// Ids and no secrets: neither the query nor any header is logged.
+fn span(request: &Request) -> Span {
+    let id = request.extensions().get::<RequestId>().map_or("", |id| id.0.as_str());
+    tracing::info_span!("request", request_id = id, method = %request.method(), path = request.uri().path())
+}
+
+fn answered<B>(response: &axum::http::Response<B>, latency: Duration, _: &Span) {
+    tracing::info!(status = response.status().as_u16(), latency_ms = latency.as_millis(), "answered");
+}
+
+fn panicked(cause: Box<dyn Any + Send + 'static>) -> Response {
+    let reason = cause
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| cause.downcast_ref::<&str>().copied())
+        .unwrap_or("unknown");
+    tracing::error!(reason, "a handler panicked");
+    Problem::of_status(StatusCode::INTERNAL_SERVER_ERROR).into_response()
+}
+
+/// Refuses what is more than the server can work on at once, before it costs anything.
+async fn shed(State(in_flight): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+    match in_flight.try_acquire() {
+        Ok(_place) => next.run(request).await,
+        Err(_) => Problem::unavailable("Too many requests are in work.").into_response(),
+    }
+}
+
+/// Counts requests by route, never by the ids in their paths.
+async fn measure(request: Request, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>().map_or_else(|| "none".to_owned(), |p| p.as_str().to_owned());
+    let method = request.method().as_str().to_owned();
+    let begun = Instant::now();
+    let response = next.run(request).await;
+    let status = response.status().as_u16().to_string();
+    metrics::counter!("gpuledger_http_requests_total", "method" => method.clone(), "path" => path.clone(), "status" => status)
+        .increment(1);
+    metrics::histogram!("gpuledger_http_request_seconds", "method" => method, "path" => path)
+        .record(begun.elapsed().as_secs_f64());
+    response
+}
