@@ -1,1 +1,107 @@
-//! Use cases: one public function is one transaction; the scheduler loop; recurring tasks.
+//! Use cases: one public function is one transaction. The scheduler loop and the recurring tasks live here too.
+//!
+//! What this crate does not know: HTTP, and SQL.
+
+pub mod allocation;
+pub mod api_key;
+pub mod audit;
+mod authenticate;
+pub mod balance;
+pub mod caller;
+pub mod credential;
+pub mod error;
+pub mod invoice;
+pub mod join_token;
+pub mod node;
+pub mod node_credential;
+pub mod password;
+pub mod plan;
+pub mod pool;
+pub mod principal;
+pub mod project;
+pub mod quota;
+pub mod reading;
+mod recent;
+pub mod scheduler;
+pub mod session;
+pub mod set_aside;
+pub mod subscription;
+pub mod tasks;
+pub mod tenant;
+pub mod usage;
+pub mod user;
+
+pub use caller::Caller;
+pub use error::{AppError, Invalid};
+pub use principal::{Actor, Principal};
+pub use scheduler::{SchedulerSettings, Schedulers};
+pub use session::{SessionSettings, Sessions};
+
+use store::Store;
+use types::{Clock, IdBytes};
+
+/// What every use case works with.
+#[derive(Debug, Clone)]
+pub struct App {
+    pub store: Store,
+    pub clock: Clock,
+    pub random: Random,
+    /// The token issuer, and who was looked up lately.
+    pub sessions: Sessions,
+    /// The pools whose changes this server may write.
+    pub schedulers: Schedulers,
+    /// Months whose table of readings is known to exist, counted from year 0.
+    months: std::sync::Arc<std::sync::Mutex<std::collections::BTreeSet<i32>>>,
+}
+
+/// Where the random part of ids and keys comes from.
+#[derive(Debug, Clone)]
+pub enum Random {
+    /// The operating system.
+    System,
+    /// A seeded generator, so that a replay gives the same ids.
+    Seeded(std::sync::Arc<std::sync::Mutex<rand::rngs::StdRng>>),
+}
+
+impl Random {
+    /// A generator that always gives the same bytes for the same seed.
+    #[must_use]
+    pub fn seeded(seed: u64) -> Self {
+        use rand::SeedableRng;
+        Self::Seeded(std::sync::Arc::new(std::sync::Mutex::new(rand::rngs::StdRng::seed_from_u64(seed))))
+    }
+
+    /// Fresh random bytes.
+    #[must_use]
+    pub fn bytes<const N: usize>(&self) -> [u8; N] {
+        use rand::Rng;
+        let mut bytes = [0; N];
+        match self {
+            Self::System => rand::rng().fill_bytes(&mut bytes),
+            Self::Seeded(generator) => {
+                // a panic while holding the lock leaves a generator that is still good
+                generator.lock().unwrap_or_else(std::sync::PoisonError::into_inner).fill_bytes(&mut bytes);
+            }
+        }
+        bytes
+    }
+}
+
+impl IdBytes for Random {
+    fn ten(&mut self) -> [u8; 10] {
+        self.bytes()
+    }
+}
+
+impl App {
+    /// What every use case works with, not yet scheduling any pool.
+    #[must_use]
+    pub fn new(store: Store, clock: Clock, random: Random, sessions: Sessions, schedulers: Schedulers) -> Self {
+        Self { store, clock, random, sessions, schedulers, months: std::sync::Arc::default() }
+    }
+
+    /// A new id of any kind at the present time: `let id: TenantId = app.id(TenantId::new)`.
+    pub fn id<T>(&self, make: impl FnOnce(types::Instant, [u8; 10]) -> T) -> T {
+        make(self.clock.now(), self.random.bytes())
+    }
+}

@@ -35,8 +35,7 @@ static NOBODY: OnceLock<Option<String>> = OnceLock::new();
 impl Password {
     /// The rule that it breaks as a new password.
     pub(crate) fn fault(&self) -> Option<String> {
-        (!LENGTH.contains(&self.0.len()))
-            .then(|| format!("must have {} to {} bytes", LENGTH.start(), LENGTH.end()))
+        (!LENGTH.contains(&self.0.len())).then(|| format!("must have {} to {} bytes", LENGTH.start(), LENGTH.end()))
     }
 
     /// Its hash in PHC form, with a fresh salt.

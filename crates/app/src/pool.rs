@@ -87,6 +87,7 @@ pub async fn create(app: &App, caller: &Caller, name: Name, graces: Graces) -> R
     };
     audit::record(app, &mut tx, caller, change).await?;
     tx.commit().await?;
+    app.schedule_pool(row.pool_id);
     Ok(row)
 }
 
@@ -125,6 +126,7 @@ pub async fn update(app: &App, caller: &Caller, pool_id: PoolId, change: GracesC
     let change = Change { tenant: None, action: "pool.update", object: pool_id.to_string(), detail };
     audit::record(app, &mut tx, caller, change).await?;
     tx.commit().await?;
+    app.reconsider_queues().await;
     Ok(PoolRow { graces, ..row })
 }
 

@@ -23,12 +23,7 @@ pub(crate) fn default_name() -> Name {
 ///
 /// # Errors
 /// [`AppError::Forbidden`], [`AppError::NotFound`] for an unknown or foreign tenant, [`AppError::Conflict`] `name_taken`.
-pub async fn create(
-    app: &App,
-    caller: &Caller,
-    tenant: Option<TenantId>,
-    name: Name,
-) -> Result<ProjectRow, AppError> {
+pub async fn create(app: &App, caller: &Caller, tenant: Option<TenantId>, name: Name) -> Result<ProjectRow, AppError> {
     caller.require(&[Role::Operator, Role::TenantAdmin])?;
     let tenant_id = caller.tenant(tenant)?;
     let mut tx = app.store.begin("project.create", Scope::Tenant(tenant_id)).await?;

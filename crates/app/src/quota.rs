@@ -44,7 +44,9 @@ pub async fn set_tenant(app: &App, caller: &Caller, tenant_id: TenantId, limits:
     check(&limits)?;
     let mut tx = app.store.begin("quota.set_tenant", Scope::Tenant(tenant_id)).await?;
     set(app, &mut tx, caller, QuotaScope { tenant_id, project_id: None }, &limits).await?;
-    Ok(tx.commit().await?)
+    tx.commit().await?;
+    app.reconsider_queues().await;
+    Ok(())
 }
 
 /// Sets all limits of a project; an absent one is lifted.
@@ -57,7 +59,9 @@ pub async fn set_project(app: &App, caller: &Caller, project_id: ProjectId, limi
     let mut tx = app.store.begin("quota.set_project", caller.scope()?).await?;
     let tenant_id = project::tenant_of(&mut tx, project_id).await?.ok_or(AppError::NotFound("project"))?;
     set(app, &mut tx, caller, QuotaScope { tenant_id, project_id: Some(project_id) }, &limits).await?;
-    Ok(tx.commit().await?)
+    tx.commit().await?;
+    app.reconsider_queues().await;
+    Ok(())
 }
 
 async fn set(app: &App, tx: &mut Tx, caller: &Caller, scope: QuotaScope, limits: &Limits) -> Result<(), AppError> {

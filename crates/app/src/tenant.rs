@@ -61,12 +61,7 @@ pub async fn create(app: &App, caller: &Caller, new: NewTenant) -> Result<Tenant
 ///
 /// # Errors
 /// [`AppError::Forbidden`] for a node.
-pub async fn list(
-    app: &App,
-    caller: &Caller,
-    after: Option<TenantId>,
-    limit: i64,
-) -> Result<Vec<TenantRow>, AppError> {
+pub async fn list(app: &App, caller: &Caller, after: Option<TenantId>, limit: i64) -> Result<Vec<TenantRow>, AppError> {
     caller.require(&Role::ALL)?;
     let mut tx = app.store.begin("tenant.list", caller.scope()?).await?;
     Ok(tenant::page(&mut tx, after, limit).await?)

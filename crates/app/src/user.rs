@@ -184,7 +184,8 @@ pub async fn set_password(
     let row = user::get(&mut tx, user_id).await?.ok_or(AppError::NotFound("user"))?;
     drop(tx); // no connection is kept while passwords are hashed
     if is_own {
-        let current = current.ok_or_else(|| AppError::invalid("current_password", "is needed for one's own account"))?;
+        let current =
+            current.ok_or_else(|| AppError::invalid("current_password", "is needed for one's own account"))?;
         if !current.verify(Some(row.password_hash)).await? {
             return Err(AppError::invalid("current_password", "is wrong"));
         }

@@ -213,10 +213,7 @@ pub async fn schedule(tx: &mut Tx, tenant: TenantId) -> Result<Vec<InForce>, Sto
                 currency: r.currency,
                 unit: r.unit,
             };
-            Ok(InForce {
-                span: Span::clamped(start, end),
-                plan: head.with(rates.get(&r.plan_version_id).cloned())?,
-            })
+            Ok(InForce { span: Span::clamped(start, end), plan: head.with(rates.get(&r.plan_version_id).cloned())? })
         })
         .collect()
 }
@@ -235,7 +232,8 @@ impl VersionHead {
         Ok(PlanVersion {
             plan_version_id: self.plan_version_id.into(),
             plan_id: self.plan_id.into(),
-            version: u32::try_from(self.version).map_err(|_| StoreError::corrupt("plan_version", "version", self.version))?,
+            version: u32::try_from(self.version)
+                .map_err(|_| StoreError::corrupt("plan_version", "version", self.version))?,
             currency: self.currency.parse().map_err(|_| StoreError::corrupt("plan", "currency", &self.currency))?,
             unit: self.unit.parse().map_err(|_| StoreError::corrupt("plan_version", "unit", &self.unit))?,
             rates: rates.ok_or_else(|| StoreError::corrupt("plan_rate", "plan_version_id", self.plan_version_id))?,
@@ -254,10 +252,8 @@ async fn rates_of(tx: &mut Tx, versions: &[Uuid]) -> Result<HashMap<Uuid, Rates>
     let mut defaults: HashMap<Uuid, Rate> = HashMap::new();
     let mut named: HashMap<Uuid, BTreeMap<GpuModel, Rate>> = HashMap::new();
     for r in rows {
-        let rate = Rate {
-            reserved: price("reserved", r.reserved)?,
-            above: r.above.map(|d| price("above", d)).transpose()?,
-        };
+        let rate =
+            Rate { reserved: price("reserved", r.reserved)?, above: r.above.map(|d| price("above", d)).transpose()? };
         if r.model == DEFAULT_MODEL {
             defaults.insert(r.plan_version_id, rate);
         } else {

@@ -36,8 +36,7 @@ struct Raw {
 
 impl Raw {
     fn parse(self) -> Result<PoolRow, StoreError> {
-        let seconds =
-            |column, n: i32| u32::try_from(n).map_err(|_| StoreError::corrupt("pool", column, n));
+        let seconds = |column, n: i32| u32::try_from(n).map_err(|_| StoreError::corrupt("pool", column, n));
         Ok(PoolRow {
             pool_id: self.pool_id.into(),
             name: self.name.parse().map_err(|_| StoreError::corrupt("pool", "name", &self.name))?,

@@ -18,7 +18,10 @@ pub struct SigningKeyRow {
 impl std::fmt::Debug for SigningKeyRow {
     /// Without the private key, so that no log carries it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SigningKeyRow").field("kid", &self.kid).field("created_at", &self.created_at).finish_non_exhaustive()
+        f.debug_struct("SigningKeyRow")
+            .field("kid", &self.kid)
+            .field("created_at", &self.created_at)
+            .finish_non_exhaustive()
     }
 }
 

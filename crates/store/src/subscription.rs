@@ -79,12 +79,7 @@ pub async fn lock_last(tx: &mut Tx, tenant: TenantId) -> Result<Option<Subscript
 ///
 /// # Errors
 /// The rule `subscription_is_not_empty`; [`StoreError::RowCount`] when it has an end.
-pub async fn end(
-    tx: &mut Tx,
-    tenant: TenantId,
-    subscription: SubscriptionId,
-    at: Instant,
-) -> Result<(), StoreError> {
+pub async fn end(tx: &mut Tx, tenant: TenantId, subscription: SubscriptionId, at: Instant) -> Result<(), StoreError> {
     let done = sqlx::query!(
         "update subscription set ends_at = $3 where tenant_id = $1 and subscription_id = $2 and ends_at is null",
         tenant.uuid(),

@@ -16,9 +16,7 @@ pub struct Bytes(pub u64);
 pub enum BytesError {
     #[error("is empty: give a whole number with a unit, such as 20GiB")]
     Empty,
-    #[error(
-        "{0:?} is not a whole number of bytes, or a whole number followed by KiB, MiB, GiB, TiB, KB, MB, GB or TB"
-    )]
+    #[error("{0:?} is not a whole number of bytes, or a whole number followed by KiB, MiB, GiB, TiB, KB, MB, GB or TB")]
     Malformed(String),
     #[error("{0:?} is more than 2^63-1 bytes")]
     TooLarge(String),
@@ -99,9 +97,7 @@ impl FromStr for Bytes {
             return Err(BytesError::Empty);
         }
         let malformed = || BytesError::Malformed(text.chars().take(40).collect());
-        let digits_end = text
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(text.len());
+        let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (digits, unit) = text.split_at(digits_end);
         let unit = unit.strip_prefix(' ').unwrap_or(unit);
         if digits.is_empty() {
@@ -109,22 +105,12 @@ impl FromStr for Bytes {
         }
         let factor = match unit {
             "" if digits_end == text.len() => 1,
-            _ => {
-                UNITS
-                    .iter()
-                    .find(|(name, _)| *name == unit)
-                    .ok_or_else(malformed)?
-                    .1
-            }
+            _ => UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(malformed)?.1,
         };
         let too_large = || BytesError::TooLarge(text.chars().take(40).collect());
         let count: u64 = digits.parse().map_err(|_| too_large())?;
         let bytes = count.checked_mul(factor).ok_or_else(too_large)?;
-        if bytes > Self::MAX.0 {
-            Err(too_large())
-        } else {
-            Ok(Self(bytes))
-        }
+        if bytes > Self::MAX.0 { Err(too_large()) } else { Ok(Self(bytes)) }
     }
 }
 
@@ -132,7 +118,7 @@ impl fmt::Display for Bytes {
     /// The largest binary unit that divides the amount exactly, so that the text parses back to the same amount.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
-            if self.0 != 0 && self.0 % (1 << shift) == 0 {
+            if self.0 != 0 && self.0.is_multiple_of(1 << shift) {
                 return write!(f, "{}{unit}", self.0 >> shift);
             }
         }
@@ -161,9 +147,7 @@ impl<'de> Deserialize<'de> for Bytes {
                 Ok(Bytes(n))
             }
             fn visit_i64<E: de::Error>(self, n: i64) -> Result<Bytes, E> {
-                u64::try_from(n)
-                    .map(Bytes)
-                    .map_err(|_| E::custom(BytesError::Malformed(n.to_string())))
+                u64::try_from(n).map(Bytes).map_err(|_| E::custom(BytesError::Malformed(n.to_string())))
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
                 text.parse().map_err(E::custom)
@@ -249,38 +233,20 @@ mod tests {
         assert_eq!(read("20480MiB"), Ok(Bytes::gib(20)));
         assert_eq!(read("16376 MiB"), Ok(Bytes(17_171_480_576)));
         assert_eq!(read("7"), Ok(Bytes(7)));
-        for bad in [
-            "", "NaN", "-1", "-1GiB", "1.5GiB", "20G", "20gib", "GiB", "1e9", "inf", "20GiB ",
-            " 20GiB", "0x10", "9 ",
-        ] {
+        for bad in
+            ["", "NaN", "-1", "-1GiB", "1.5GiB", "20G", "20gib", "GiB", "1e9", "inf", "20GiB ", " 20GiB", "0x10", "9 "]
+        {
             assert!(read(bad).is_err(), "{bad:?} was accepted");
         }
-        assert!(matches!(
-            read("99999999999TiB"),
-            Err(BytesError::TooLarge(_))
-        ));
+        assert!(matches!(read("99999999999TiB"), Err(BytesError::TooLarge(_))));
     }
 
     #[test]
     fn json_takes_numbers_and_texts_but_no_fractions() {
         assert_eq!(serde_json::from_str::<Bytes>("5").unwrap(), Bytes(5));
-        assert_eq!(
-            serde_json::from_str::<Bytes>("\"5GiB\"").unwrap(),
-            Bytes::gib(5)
-        );
-        for bad in [
-            "-5",
-            "5.5",
-            "\"NaN\"",
-            "null",
-            "true",
-            "1e3",
-            "18446744073709551615",
-        ] {
-            assert!(
-                serde_json::from_str::<Bytes>(bad).is_err(),
-                "{bad} was accepted"
-            );
+        assert_eq!(serde_json::from_str::<Bytes>("\"5GiB\"").unwrap(), Bytes::gib(5));
+        for bad in ["-5", "5.5", "\"NaN\"", "null", "true", "1e3", "18446744073709551615"] {
+            assert!(serde_json::from_str::<Bytes>(bad).is_err(), "{bad} was accepted");
         }
     }
 

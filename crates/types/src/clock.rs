@@ -24,16 +24,11 @@ impl Clock {
 
     /// The present time, cut down to the millisecond.
     #[must_use]
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "this is the one place that reads the machine's clock"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the machine's clock")]
     pub fn now(&self) -> Instant {
         match self {
             Self::System => Instant::from_jiff(jiff::Timestamp::now()).unwrap_or(Instant::EPOCH),
-            Self::Virtual(t) => {
-                Instant::from_millis(t.load(Ordering::SeqCst)).unwrap_or(Instant::EPOCH)
-            }
+            Self::Virtual(t) => Instant::from_millis(t.load(Ordering::SeqCst)).unwrap_or(Instant::EPOCH),
         }
     }
 

@@ -5,9 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use std::{fmt, str::FromStr};
 
 /// A card's model as its driver names it, such as `NVIDIA H100 80GB HBM3`; compared exactly.
-#[derive(
-    Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, utoipa::ToSchema,
-)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(transparent)]
 #[schema(value_type = String, min_length = 1, max_length = 200, example = "NVIDIA H100 80GB HBM3")]
 pub struct GpuModel(Name);

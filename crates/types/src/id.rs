@@ -91,6 +91,8 @@ ids! {
     UnbilledSpanId,
     /// A change in the life of an allocation.
     HistoryId,
+    /// What an agent measured for one part over one window.
+    ReadingId,
     /// The ordered sequence of batches of one agent spool.
     StreamId,
     /// A row of a batch that could not be accepted.

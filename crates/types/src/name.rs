@@ -39,9 +39,7 @@ impl FromStr for Name {
         if s.len() > 200 {
             return Err(NameError::TooLong(s.len()));
         }
-        if s.chars()
-            .any(|c| c.is_control() || is_invisible_direction(c))
-        {
+        if s.chars().any(|c| c.is_control() || is_invisible_direction(c)) {
             return Err(NameError::Control);
         }
         if s.trim() != s {
@@ -78,17 +76,7 @@ mod tests {
             assert!(good.parse::<Name>().is_ok(), "{good:?} was refused");
         }
         let long = "a".repeat(201);
-        for bad in [
-            "",
-            "a\u{0}b",
-            "a\nb",
-            "\u{1b}[31m",
-            " a",
-            "a ",
-            long.as_str(),
-            "a\u{202e}b",
-            "\u{85}",
-        ] {
+        for bad in ["", "a\u{0}b", "a\nb", "\u{1b}[31m", " a", "a ", long.as_str(), "a\u{202e}b", "\u{85}"] {
             assert!(bad.parse::<Name>().is_err(), "{bad:?} was accepted");
         }
     }

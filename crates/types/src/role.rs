@@ -21,13 +21,7 @@ pub enum Role {
 
 impl Role {
     /// Every role.
-    pub const ALL: [Self; 5] = [
-        Self::Operator,
-        Self::BillingClerk,
-        Self::TenantAdmin,
-        Self::Member,
-        Self::Viewer,
-    ];
+    pub const ALL: [Self; 5] = [Self::Operator, Self::BillingClerk, Self::TenantAdmin, Self::Member, Self::Viewer];
 
     /// As stored and shown.
     #[must_use]
@@ -62,9 +56,6 @@ pub struct RoleError;
 impl FromStr for Role {
     type Err = RoleError;
     fn from_str(s: &str) -> Result<Self, RoleError> {
-        Self::ALL
-            .into_iter()
-            .find(|r| r.name() == s)
-            .ok_or(RoleError)
+        Self::ALL.into_iter().find(|r| r.name() == s).ok_or(RoleError)
     }
 }

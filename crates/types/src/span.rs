@@ -20,8 +20,8 @@ pub enum InstantError {
     OutOfRange,
 }
 
-/// 9999-12-31T00:00:00Z, so that every zone's local date still exists.
-const LAST_MILLIS: i64 = 253_402_214_400_000;
+/// 9999-12-30T00:00:00Z, so that the local date still exists in every zone.
+const LAST_MILLIS: i64 = 253_402_128_000_000;
 
 impl Instant {
     /// 1970-01-01T00:00:00Z.
@@ -34,11 +34,7 @@ impl Instant {
     /// # Errors
     /// [`InstantError::OutOfRange`] before 1970 or after 9999.
     pub const fn from_millis(millis: i64) -> Result<Self, InstantError> {
-        if millis < 0 || millis > LAST_MILLIS {
-            Err(InstantError::OutOfRange)
-        } else {
-            Ok(Self(millis))
-        }
+        if millis < 0 || millis > LAST_MILLIS { Err(InstantError::OutOfRange) } else { Ok(Self(millis)) }
     }
 
     /// From microseconds since 1970, cut down to the millisecond, as a database column gives them.
@@ -110,9 +106,7 @@ impl fmt::Display for Instant {
 impl FromStr for Instant {
     type Err = InstantError;
     fn from_str(s: &str) -> Result<Self, InstantError> {
-        let t: jiff::Timestamp = s
-            .parse()
-            .map_err(|_| InstantError::Malformed(s.chars().take(40).collect()))?;
+        let t: jiff::Timestamp = s.parse().map_err(|_| InstantError::Malformed(s.chars().take(40).collect()))?;
         Self::from_jiff(t)
     }
 }
@@ -130,19 +124,7 @@ impl<'de> Deserialize<'de> for Instant {
 }
 
 /// A half-open span of time: its start belongs to it, its end does not. Never negative; may be empty.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    utoipa::ToSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Span {
     start: Instant,
     end: Instant,
@@ -158,10 +140,7 @@ impl Span {
     /// From `start` until `end`, or empty at `start` when `end` lies before it.
     #[must_use]
     pub fn clamped(start: Instant, end: Instant) -> Self {
-        Self {
-            start,
-            end: end.max(start),
-        }
+        Self { start, end: end.max(start) }
     }
 
     /// Its first instant.
@@ -210,20 +189,14 @@ impl Span {
     /// The span cut at each of the instants that lies inside it; the pieces are in order and none is empty.
     #[must_use]
     pub fn cut_at(&self, edges: impl IntoIterator<Item = Instant>) -> Vec<Self> {
-        let mut cuts: Vec<Instant> = edges
-            .into_iter()
-            .filter(|e| *e > self.start && *e < self.end)
-            .collect();
+        let mut cuts: Vec<Instant> = edges.into_iter().filter(|e| *e > self.start && *e < self.end).collect();
         cuts.sort_unstable();
         cuts.dedup();
         let mut pieces = Vec::with_capacity(cuts.len() + 1);
         let mut from = self.start;
         for edge in cuts.into_iter().chain([self.end]) {
             if from < edge {
-                pieces.push(Self {
-                    start: from,
-                    end: edge,
-                });
+                pieces.push(Self { start: from, end: edge });
             }
             from = edge;
         }
@@ -257,13 +230,6 @@ mod tests {
     fn instants_refuse_what_has_no_date() {
         assert!("2026-02-30T00:00:00Z".parse::<Instant>().is_err());
         assert!("-000001-01-01T00:00:00Z".parse::<Instant>().is_err());
-        assert_eq!(
-            "2026-11-01T00:00:00.0019Z"
-                .parse::<Instant>()
-                .unwrap()
-                .as_millis()
-                % 1000,
-            1
-        );
+        assert_eq!("2026-11-01T00:00:00.0019Z".parse::<Instant>().unwrap().as_millis() % 1000, 1);
     }
 }

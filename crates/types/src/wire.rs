@@ -129,9 +129,7 @@ impl Quality {
     /// The one of this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Measured, Self::Estimated, Self::Unknown]
-            .into_iter()
-            .find(|q| q.name() == name)
+        [Self::Measured, Self::Estimated, Self::Unknown].into_iter().find(|q| q.name() == name)
     }
 }
 

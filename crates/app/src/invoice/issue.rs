@@ -1,0 +1,192 @@
+//! The issue of an invoice: everything is checked, charged, numbered, sealed and frozen in one transaction.
+
+use super::{MAY_BILL, header, parse, rate, schedule, uncharged};
+use crate::{
+    App, Caller,
+    audit::{self, Change},
+    balance,
+    error::AppError,
+    scheduler::{Answer, Command},
+};
+use billing::{Document, Header, InvoiceNumber, PlanVersion, invoice, rating};
+use serde_json::json;
+use store::{
+    Scope, Tx,
+    charge::{self, ChargeRow},
+    invoice::InvoiceRow,
+    part,
+    period::{self, PeriodRow},
+};
+use types::{ChargeId, InvoiceId, TenantId};
+
+/// The series that invoices are numbered in.
+pub const SERIES: &str = "GL";
+
+/// Issues a tenant's invoice for a period. What arrived late for earlier, issued periods is charged here as corrections.
+/// `waiver` is the reason for issuing although hours do not balance or rows are set aside. A repeat gives the invoice that
+/// the period has (`false`).
+///
+/// # Errors
+/// [`AppError::Invalid`] while the period is not over, [`AppError::OutOfBalance`], [`AppError::Conflict`]: `not_final`,
+/// `rows_set_aside`, `earlier_period_open`, `no_plan`.
+pub async fn issue(
+    app: &App,
+    caller: &Caller,
+    tenant_id: TenantId,
+    label: &str,
+    waiver: Option<String>,
+) -> Result<(InvoiceRow, Document, bool), AppError> {
+    caller.require(&MAY_BILL)?;
+    if waiver.as_ref().is_some_and(|reason| reason.trim().is_empty() || reason.len() > 2000) {
+        return Err(AppError::invalid("waiver", "must be a reason of 1 to 2,000 bytes"));
+    }
+    let mut tx = app.store.begin("invoice.tenant", Scope::Tenant(tenant_id)).await?;
+    let tenant = store::tenant::get(&mut tx, tenant_id).await?.ok_or(AppError::NotFound("tenant"))?;
+    drop(tx);
+    let header = header(&tenant, label)?;
+    let span = header.period.span;
+    if span.end() > app.clock.now() {
+        return Err(AppError::invalid("period", format!("{label} is not over: it ends at {}", span.end())));
+    }
+    for pool in app.schedulers.pools() {
+        if let Answer::Cut(waiting @ 1..) = app.ask(pool, Command::Cut(tenant_id, span.end())).await? {
+            return Err(not_final(waiting));
+        }
+    }
+    let obstacles = obstacles(app, tenant_id, &header).await?;
+    let waived = match (obstacles, waiver) {
+        (None, _) => None,
+        (Some(_), Some(reason)) => Some(reason),
+        (Some(error), None) => return Err(error),
+    };
+
+    let mut tx = app.store.begin("invoice.issue", Scope::Tenant(tenant_id)).await?;
+    let period = PeriodRow { tenant_id, label: label.to_owned(), span };
+    if let Some(id) = period::lock(&mut tx, &period).await? {
+        let row = store::invoice::get(&mut tx, id).await?.ok_or(AppError::NotFound("invoice"))?;
+        let document = parse(&row)?;
+        return Ok((row, document, false));
+    }
+    let open = part::open_of_tenant(&mut tx, Some(tenant_id), span.end()).await?;
+    let unfinished =
+        open.iter().filter(|p| p.unconfirmed_since.is_none() && p.metered_to.is_some_and(|t| t < span.end()));
+    if let count @ 1.. = unfinished.count() {
+        return Err(not_final(count));
+    }
+    let sources = uncharged(&mut tx, tenant_id, span.end()).await?;
+    let plans = schedule(&mut tx, &tenant).await?;
+    let charges = rate(&sources, &plans, &tenant)?;
+    refuse_open_earlier(&mut tx, tenant_id, label, &charges).await?;
+    let document =
+        invoice::assemble(rating::ENGINE, header, &charges).map_err(|e| AppError::Internal(e.to_string()))?;
+    let plans: Vec<PlanVersion> = plans.plans().cloned().collect();
+    let row = freeze(app, caller, &mut tx, &document, &charges, &plans, waived).await?;
+    period::set_issued(&mut tx, &period, row.invoice_id).await?;
+    tx.commit().await?;
+    Ok((row, document, true))
+}
+
+fn not_final(meters: usize) -> AppError {
+    AppError::conflict(
+        "not_final",
+        format!("{meters} meters that run on past the end of the period are not final yet: try again shortly"),
+    )
+}
+
+/// What stands against the issue: hours of the tenant's GPUs that do not balance, and rows that wait for a ruling.
+async fn obstacles(app: &App, tenant: TenantId, header: &Header) -> Result<Option<AppError>, AppError> {
+    let span = header.period.span;
+    let mut tx = app.store.begin_snapshot("invoice.obstacles", Scope::Operator).await?;
+    let gpus = part::gpus_of_tenant(&mut tx, tenant, span).await?;
+    let hours = balance::of_gpus(&mut tx, &gpus, span, app.clock.now()).await?;
+    let wrong = balance::imbalances(&hours);
+    if !wrong.is_empty() {
+        return Ok(Some(AppError::OutOfBalance(wrong)));
+    }
+    let aside = store::set_aside::open_of_tenant(&mut tx, tenant, span).await?;
+    Ok((aside > 0).then(|| {
+        AppError::conflict(
+            "rows_set_aside",
+            format!("{aside} readings of this period wait for a ruling: accept or reject them, or give a waiver"),
+        )
+    }))
+}
+
+/// Use of an earlier period that has no invoice belongs on that period's own invoice, not on this one as a correction.
+async fn refuse_open_earlier(
+    tx: &mut Tx,
+    tenant: TenantId,
+    label: &str,
+    charges: &[billing::Charge],
+) -> Result<(), AppError> {
+    let mut earlier: Vec<&str> = charges.iter().map(|c| c.period.as_str()).filter(|p| *p != label).collect();
+    earlier.sort_unstable();
+    earlier.dedup();
+    let issued = period::issued(tx, tenant).await?;
+    match earlier.into_iter().find(|period| !issued.iter().any(|i| i == period)) {
+        None => Ok(()),
+        Some(open) => Err(AppError::conflict(
+            "earlier_period_open",
+            format!("there is use in {open}, which has no invoice yet: issue {open} first"),
+        )),
+    }
+}
+
+/// Gives the document its number and place in the chain, and writes everything.
+async fn freeze(
+    app: &App,
+    caller: &Caller,
+    tx: &mut Tx,
+    document: &Document,
+    charges: &[billing::Charge],
+    plans: &[PlanVersion],
+    waiver: Option<String>,
+) -> Result<InvoiceRow, AppError> {
+    let defect = |e: &dyn std::fmt::Display| AppError::Internal(format!("issuing: {e}"));
+    let (last, head) = store::invoice::lock_series(tx, SERIES).await?;
+    let serial = last + 1;
+    let place = u64::try_from(serial).map_err(|e| defect(&e))?;
+    let number = InvoiceNumber::new(SERIES, place).map_err(|e| defect(&e))?;
+    let previous_hash = if last == 0 { invoice::CHAIN_START.to_owned() } else { head };
+    let digest = invoice::digest(document, charges, plans);
+    let row = InvoiceRow {
+        tenant_id: document.tenant_id,
+        invoice_id: app.id(InvoiceId::new),
+        number: number.to_string(),
+        series: SERIES.to_owned(),
+        serial,
+        period: document.period.label.clone(),
+        span: document.period.span,
+        currency: document.currency,
+        total_minor: document.total.minor(),
+        engine: document.engine.clone(),
+        document: serde_json::to_string(document).map_err(|e| defect(&e))?,
+        hash: invoice::chain(&previous_hash, place, &digest),
+        previous_hash,
+        digest,
+        issued_at: app.clock.now(),
+        issued_by: caller.actor().to_string(),
+        waiver,
+    };
+    let rows: Vec<ChargeRow> = charges
+        .iter()
+        .map(|charge| {
+            let line_number = document.line_of(charge).ok_or_else(|| defect(&"a charge stands on no line"))?;
+            Ok(ChargeRow { charge_id: app.id(ChargeId::new), line_number, charge: charge.clone() })
+        })
+        .collect::<Result<_, AppError>>()?;
+    store::invoice::insert(tx, &row).await?;
+    charge::insert(tx, row.tenant_id, row.invoice_id, &rows).await?;
+    let detail = json!({
+        "number": row.number,
+        "period": row.period,
+        "total": document.total,
+        "currency": row.currency,
+        "digest": row.digest,
+        "waiver": row.waiver,
+    });
+    let change =
+        Change { tenant: Some(row.tenant_id), action: "invoice.issue", object: row.invoice_id.to_string(), detail };
+    audit::record(app, tx, caller, change).await?;
+    Ok(row)
+}

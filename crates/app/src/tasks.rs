@@ -1,0 +1,108 @@
+//! Recurring work: no input, harmless when repeated, shared by all servers.
+
+use crate::{App, balance, error::AppError, scheduler::Command};
+use std::{future::Future, time::Duration};
+use store::{Scope, task};
+use types::Span;
+
+const MINUTE_S: i64 = 60;
+
+/// Runs the recurring tasks until `stop` ends: each when it is due, on whichever server comes first.
+pub async fn run(app: App, every: Duration, stop: impl Future<Output = ()>) {
+    let mut timer = tokio::time::interval(every);
+    timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    tokio::pin!(stop);
+    loop {
+        tokio::select! {
+            () = &mut stop => return,
+            _ = timer.tick() => run_due(&app).await,
+        }
+    }
+}
+
+/// Runs each task that is due now.
+pub async fn run_due(app: &App) {
+    if let Err(error) = once(app, "make_months", 3600, make_months(app)).await {
+        tracing::warn!(%error, "tables for the coming readings could not be made");
+    }
+    if let Err(error) = once(app, "end_periods", MINUTE_S, end_periods(app)).await {
+        tracing::warn!(%error, "meters could not be cut at the ends of periods");
+    }
+    if let Err(error) = once(app, "forget_keys", 3600, forget_keys(app)).await {
+        tracing::warn!(%error, "old request keys could not be forgotten");
+    }
+    if let Err(error) = once(app, "check_balance", 3600, check_balance(app)).await {
+        tracing::warn!(%error, "the balance of the last day could not be checked");
+    }
+}
+
+/// Runs a task when it is due. It is put off before it runs, so that no other server runs it meanwhile and no transaction
+/// stays open all the time.
+async fn once(
+    app: &App,
+    name: &'static str,
+    every_s: i64,
+    work: impl Future<Output = Result<(), AppError>>,
+) -> Result<(), AppError> {
+    let now = app.clock.now();
+    let next = now.plus_secs(every_s);
+    let mut tx = app.store.begin("claim_task", Scope::Operator).await?;
+    if !task::claim(&mut tx, name, now).await? {
+        return Ok(());
+    }
+    task::finish(&mut tx, name, now, next, None).await?;
+    tx.commit().await?;
+    let result = work.await;
+    if let Err(error) = &result {
+        let mut tx = app.store.begin("fail_task", Scope::Operator).await?;
+        task::finish(&mut tx, name, now, next, Some(&error.to_string())).await?;
+        tx.commit().await?;
+    }
+    result
+}
+
+/// This month's and the next month's tables of readings.
+async fn make_months(app: &App) -> Result<(), AppError> {
+    let now = app.clock.now();
+    app.make_reading_month(now).await?;
+    app.make_reading_month(now.plus_secs(31 * 86_400)).await
+}
+
+/// Makes open meters final up to the start of each tenant's present period.
+async fn end_periods(app: &App) -> Result<(), AppError> {
+    let now = app.clock.now();
+    let mut tx = app.store.begin("end_periods", Scope::Operator).await?;
+    let tenants = store::tenant::page(&mut tx, None, i64::MAX).await?;
+    drop(tx);
+    for tenant in tenants {
+        let edge = billing::period::month_of(now, &tenant.zone).span.start();
+        for pool in app.schedulers.pools() {
+            app.ask(pool, Command::Cut(tenant.tenant_id, edge)).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Keys are good for seven days.
+async fn forget_keys(app: &App) -> Result<(), AppError> {
+    let mut tx = app.store.begin("forget_keys", Scope::Operator).await?;
+    store::request_key::forget_before(&mut tx, app.clock.now().plus_secs(-7 * 86_400)).await?;
+    tx.commit().await?;
+    Ok(())
+}
+
+/// Says at once, not only at the end of the month, when the last day's hours do not balance.
+async fn check_balance(app: &App) -> Result<(), AppError> {
+    let now = app.clock.now();
+    let day = Span::clamped(now.plus_secs(-86_400), now);
+    let mut tx = app.store.begin_snapshot("check_balance", Scope::Operator).await?;
+    let gpus: Vec<_> =
+        store::gpu::page(&mut tx, None, None, None, i64::MAX).await?.into_iter().map(|gpu| gpu.gpu_id).collect();
+    let wrong = balance::imbalances(&balance::of_gpus(&mut tx, &gpus, day, now).await?);
+    metrics::gauge!("gpuledger_hours_out_of_balance").set(u32::try_from(wrong.len()).unwrap_or(u32::MAX));
+    for imbalance in wrong.iter().take(20) {
+        let crate::error::Imbalance { gpu_id, hour, difference } = imbalance;
+        tracing::error!(%gpu_id, %hour, %difference, "a GPU's hour does not balance");
+    }
+    Ok(())
+}

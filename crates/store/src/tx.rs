@@ -1,0 +1,147 @@
+//! Connections and transactions.
+
+use crate::{error::StoreError, scope::Scope};
+use sqlx::{
+    AssertSqlSafe, PgConnection, PgPool, Postgres, Transaction,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+use std::{str::FromStr, time::Duration};
+
+/// How to reach Postgres.
+#[derive(Debug, Clone)]
+pub struct StoreSettings {
+    /// `postgres://…`; its user needs to be a member of the role `gpuledger_service`.
+    pub url: String,
+    /// Connections kept at most, 1 to 1,000.
+    pub connections: u32,
+    /// How long to wait for a connection before the database counts as unavailable.
+    pub acquire: Duration,
+    /// The longest that one statement may run.
+    pub statement: Duration,
+}
+
+impl StoreSettings {
+    /// The defaults for a URL: 16 connections, 3 s to get one, 30 s for a statement.
+    #[must_use]
+    pub fn new(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            connections: 16,
+            acquire: Duration::from_secs(3),
+            statement: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The database, as the service's role sees it.
+#[derive(Debug, Clone)]
+pub struct Store {
+    pool: PgPool,
+}
+
+impl Store {
+    /// A pool of connections that each work as `gpuledger_service`. Connects when first used, so that a server starts
+    /// while Postgres is away and recovers by itself.
+    ///
+    /// # Errors
+    /// When the URL does not parse.
+    pub fn open(settings: &StoreSettings) -> Result<Self, StoreError> {
+        let statement = format!("{}ms", settings.statement.as_millis());
+        let options = PgConnectOptions::from_str(&settings.url)
+            .map_err(StoreError::Database)?
+            .application_name("gpuledger")
+            .options([
+                ("statement_timeout", statement.as_str()),
+                ("lock_timeout", "10s"),
+                ("idle_in_transaction_session_timeout", "15s"),
+                ("timezone", "UTC"),
+            ]);
+        let pool = PgPoolOptions::new()
+            .max_connections(settings.connections)
+            .min_connections(0)
+            .acquire_timeout(settings.acquire)
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    sqlx::query("set role gpuledger_service").execute(&mut *connection).await?;
+                    Ok(())
+                })
+            })
+            .connect_lazy_with(options);
+        Ok(Self { pool })
+    }
+
+    /// Begins a transaction under a scope. `name` names it in metrics.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when no connection is to be had.
+    pub async fn begin(&self, name: &'static str, scope: Scope) -> Result<Tx, StoreError> {
+        // one round trip for both; the setting is made of UUIDs, commas and a star, never of foreign text
+        let mut inner = self.pool.begin().await?;
+        let set = format!("set local app.tenants = '{}'", scope.setting());
+        sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *inner).await?;
+        Ok(Tx { inner, scope, name })
+    }
+
+    /// Begins a transaction that sees one instant's state throughout and writes nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when no connection is to be had.
+    pub async fn begin_snapshot(&self, name: &'static str, scope: Scope) -> Result<Tx, StoreError> {
+        let mut inner = self.pool.begin().await?;
+        let set = format!(
+            "set transaction isolation level repeatable read, read only; set local app.tenants = '{}'",
+            scope.setting()
+        );
+        sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *inner).await?;
+        Ok(Tx { inner, scope, name })
+    }
+
+    /// Whether Postgres answers.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when it does not.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        sqlx::query("select 1").execute(&self.pool).await?;
+        Ok(())
+    }
+
+    /// Closes every connection, after the transactions in flight.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+}
+
+/// A transaction under a scope. Dropped without [`Tx::commit`], it is rolled back.
+#[derive(Debug)]
+pub struct Tx {
+    inner: Transaction<'static, Postgres>,
+    scope: Scope,
+    name: &'static str,
+}
+
+impl Tx {
+    /// The scope it was begun under.
+    #[must_use]
+    pub const fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    /// The connection, for this crate's queries.
+    pub(crate) fn connection(&mut self) -> &mut PgConnection {
+        &mut self.inner
+    }
+
+    /// Makes everything durable.
+    ///
+    /// # Errors
+    /// [`StoreError::CommitUnknown`] when the connection broke before the answer came.
+    pub async fn commit(self) -> Result<(), StoreError> {
+        let result = self.inner.commit().await;
+        let outcome = if result.is_ok() { "commit" } else { "failed" };
+        metrics::counter!("gpuledger_transactions_total", "name" => self.name, "outcome" => outcome).increment(1);
+        result.map_err(|error| match StoreError::from(error) {
+            StoreError::Unavailable(source) => StoreError::CommitUnknown(source),
+            other => other,
+        })
+    }
+}
