@@ -6,17 +6,22 @@ use crate::{
     principal::Principal,
     scheduler::{Answer, Command, DryRun, NewRequest},
 };
+use placement::NoRoom;
+use quota::Violation;
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use std::time::Duration;
-use store::{
-    Scope,
-    allocation::{AllocationRow, Filter},
-    gpu, history, interval, part,
-    part::PartRow,
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    time::Duration,
 };
+use store::{Scope, gpu, history, interval, part, part::PartRow};
 use types::{AllocationId, AllocationState, GpuUuid, PoolId, ProjectId, Request, Role, TenantId};
 
-pub use store::{history::HistoryRow, interval::IntervalRow};
+pub use store::{
+    allocation::{AllocationRow, Filter},
+    history::HistoryRow,
+    interval::IntervalRow,
+};
 
 /// Who may ask for memory and give it back.
 const MAY_USE: [Role; 3] = [Role::Operator, Role::TenantAdmin, Role::Member];
@@ -28,6 +33,27 @@ pub struct AllocationView {
     pub parts: Vec<PartView>,
     /// How many requests wait in front of it; absent unless it is queued.
     pub ahead: Option<usize>,
+    /// Its pool's `silence_grace_s`: an active one whose node does not see its workload is renewed more often than that.
+    pub renew_within_s: u32,
+}
+
+/// Why an allocation waits in the queue, as the scheduler last saw it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum WaitsFor {
+    /// Limits of its tenant or project.
+    Quota { quota: Vec<Violation> },
+    /// A GPU with room.
+    Room(NoRoom),
+}
+
+impl AllocationView {
+    /// Why it waits; absent unless it is queued.
+    #[must_use]
+    pub fn waits_for(&self) -> Option<WaitsFor> {
+        // written anew at each look at the queue, so that a form unknown to this version does not last
+        self.row.queue_reasons.as_ref().and_then(|reasons| WaitsFor::deserialize(reasons).ok())
+    }
 }
 
 /// A part with its card's own name.
@@ -188,8 +214,20 @@ async fn with_parts(tx: &mut store::Tx, rows: Vec<AllocationRow>) -> Result<Vec<
     gpus.sort_unstable();
     gpus.dedup();
     let gpus = gpu::by_ids(tx, &gpus).await?;
-    let mut views: Vec<AllocationView> =
-        rows.into_iter().map(|row| AllocationView { row, parts: Vec::new(), ahead: None }).collect();
+    let mut graces: BTreeMap<PoolId, u32> = BTreeMap::new();
+    for id in rows.iter().map(|row| row.pool_id) {
+        if let Entry::Vacant(unknown) = graces.entry(id) {
+            let pool = store::pool::get(tx, id).await?.ok_or(AppError::NotFound("pool"))?;
+            unknown.insert(pool.graces.silence_grace_s);
+        }
+    }
+    let mut views: Vec<AllocationView> = rows
+        .into_iter()
+        .map(|row| {
+            let renew_within_s = graces.get(&row.pool_id).copied().unwrap_or(0);
+            AllocationView { row, parts: Vec::new(), ahead: None, renew_within_s }
+        })
+        .collect();
     for row in parts {
         let Ok(gpu) = gpus.binary_search_by_key(&row.gpu_id, |gpu| gpu.gpu_id) else { continue };
         let gpu_uuid = gpus[gpu].uuid.clone();

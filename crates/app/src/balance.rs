@@ -29,11 +29,14 @@ struct Facts {
 
 /// The longest span whose hours are balanced at once.
 const LONGEST_MS: i64 = 400 * 86_400_000;
+/// The same for a page of GPUs.
+const LONGEST_OF_PAGE_MS: i64 = 2 * 86_400_000;
 
 /// The hours of a GPU, or of every GPU, over a span.
 ///
 /// # Errors
-/// [`AppError::Forbidden`] for tenants, [`AppError::Invalid`] for a span over 400 days.
+/// [`AppError::Forbidden`] for tenants, [`AppError::NotFound`] for an unknown GPU, [`AppError::Invalid`] for a span over
+/// 400 days.
 pub async fn of(app: &App, caller: &Caller, only: Option<GpuId>, span: Span) -> Result<Vec<GpuHours>, AppError> {
     caller.require(&[Role::Operator, Role::BillingClerk])?;
     if span.millis() > LONGEST_MS {
@@ -41,9 +44,31 @@ pub async fn of(app: &App, caller: &Caller, only: Option<GpuId>, span: Span) -> 
     }
     let mut tx = app.store.begin_snapshot("balance", Scope::Operator).await?;
     let gpus = match only {
+        Some(gpu) if gpu::by_ids(&mut tx, &[gpu]).await?.is_empty() => return Err(AppError::NotFound("GPU")),
         Some(gpu) => vec![gpu],
         None => gpu::page(&mut tx, None, None, None, i64::MAX).await?.into_iter().map(|g| g.gpu_id).collect(),
     };
+    of_gpus(&mut tx, &gpus, span, app.clock.now()).await
+}
+
+/// The hours of a page of GPUs over a span, in the order of their ids.
+///
+/// # Errors
+/// [`AppError::Forbidden`] for tenants, [`AppError::Invalid`] for a span over two days.
+pub async fn page(
+    app: &App,
+    caller: &Caller,
+    span: Span,
+    after: Option<GpuId>,
+    limit: i64,
+) -> Result<Vec<GpuHours>, AppError> {
+    caller.require(&[Role::Operator, Role::BillingClerk])?;
+    if span.millis() > LONGEST_OF_PAGE_MS {
+        return Err(AppError::invalid("to", "must be at most 2 days after from, unless gpu_id is given"));
+    }
+    let mut tx = app.store.begin_snapshot("balance.page", Scope::Operator).await?;
+    let gpus: Vec<GpuId> =
+        gpu::page(&mut tx, None, None, after, limit).await?.into_iter().map(|gpu| gpu.gpu_id).collect();
     of_gpus(&mut tx, &gpus, span, app.clock.now()).await
 }
 

@@ -6,9 +6,10 @@ use crate::{
     error::AppError,
     join_token, node_credential,
     principal::Principal,
-    scheduler::{Answer, Command, PoolView},
+    scheduler::{Answer, Command, GpuView, NodeView, PoolView},
 };
 use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
 use store::{Scope, gpu, node};
 use types::{
     GpuId, NodeId, PoolId, Role,
@@ -159,6 +160,79 @@ pub async fn gpus(
     caller.require(&[Role::Operator, Role::BillingClerk])?;
     let mut tx = app.store.begin("gpu.list", Scope::Operator).await?;
     Ok(gpu::page(&mut tx, pool, node, after, limit).await?)
+}
+
+/// A page of nodes, each with what its pool's leader knows of it; that is absent where no leader answers here.
+///
+/// # Errors
+/// [`AppError::Forbidden`] for tenants.
+pub async fn list_live(
+    app: &App,
+    caller: &Caller,
+    pool: Option<PoolId>,
+    after: Option<NodeId>,
+    limit: i64,
+) -> Result<Vec<(NodeRow, Option<NodeView>)>, AppError> {
+    let rows = list(app, caller, pool, after, limit).await?;
+    let looks = looks(app, rows.iter().map(|row| row.pool_id)).await?;
+    let mut seen: BTreeMap<NodeId, NodeView> =
+        looks.into_iter().flat_map(|look| look.nodes).map(|node| (node.node_id, node)).collect();
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let now = seen.remove(&row.node_id);
+            (row, now)
+        })
+        .collect())
+}
+
+/// One node, with what its pool's leader knows of it.
+///
+/// # Errors
+/// As [`get`].
+pub async fn get_live(app: &App, caller: &Caller, node_id: NodeId) -> Result<(NodeRow, Option<NodeView>), AppError> {
+    let row = get(app, caller, node_id).await?;
+    let looks = looks(app, [row.pool_id]).await?;
+    let seen = looks.into_iter().flat_map(|look| look.nodes).find(|node| node.node_id == node_id);
+    Ok((row, seen))
+}
+
+/// A page of GPUs, each with what its pool's leader knows of it; that is absent where no leader answers here.
+///
+/// # Errors
+/// [`AppError::Forbidden`] for tenants.
+pub async fn gpus_live(
+    app: &App,
+    caller: &Caller,
+    pool: Option<PoolId>,
+    node: Option<NodeId>,
+    after: Option<GpuId>,
+    limit: i64,
+) -> Result<Vec<(GpuRow, Option<GpuView>)>, AppError> {
+    let rows = gpus(app, caller, pool, node, after, limit).await?;
+    let looks = looks(app, rows.iter().map(|row| row.pool_id)).await?;
+    let mut seen: BTreeMap<GpuId, GpuView> =
+        looks.into_iter().flat_map(|look| look.gpus).map(|gpu| (gpu.gpu_id, gpu)).collect();
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let now = seen.remove(&row.gpu_id);
+            (row, now)
+        })
+        .collect())
+}
+
+/// What the leaders of some pools see; pools whose leader does not answer here are left out.
+async fn looks(app: &App, pools: impl IntoIterator<Item = PoolId>) -> Result<Vec<PoolView>, AppError> {
+    let mut views = Vec::new();
+    for pool in pools.into_iter().collect::<BTreeSet<_>>() {
+        match app.look_at_pool(pool).await {
+            Ok(view) => views.push(view),
+            Err(AppError::Unavailable(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(views)
 }
 
 /// What the leader of a pool sees of its nodes and GPUs.

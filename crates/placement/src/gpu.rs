@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use types::{Bytes, GpuId, GpuModel, GpuUuid, NodeId, PartId};
 
 /// Whether a GPU takes new parts. The parts that it has stay, whatever this says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Service {
     /// Takes new parts.

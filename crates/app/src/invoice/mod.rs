@@ -5,18 +5,12 @@ mod verify;
 
 use crate::{App, Caller, error::AppError};
 use billing::{Document, Header, Schedule, Source, SourceKind, invoice, rating};
-use store::{
-    Scope, Tx,
-    charge::{self, ChargeRow},
-    gpu, interval, part,
-    reading::{self, ReadingRow},
-    tenant::TenantRow,
-};
+use store::{Scope, Tx, charge, gpu, interval, part, reading, tenant::TenantRow};
 use types::{GpuId, GpuModel, Instant, IntervalId, InvoiceId, ReadingId, Role, Span, TenantId};
 use uuid::Uuid;
 
 pub use issue::{SERIES, issue};
-pub use store::{interval::IntervalRow, invoice::InvoiceRow};
+pub use store::{charge::ChargeRow, interval::IntervalRow, invoice::InvoiceRow, reading::ReadingRow};
 pub use verify::{Verification, verify};
 
 /// Who may preview and issue for every tenant.

@@ -221,9 +221,7 @@ fn repeat(known: &RequestKey, hash: &[u8; 32]) -> Result<AllocationId, AppError>
 }
 
 fn invalid(faults: Vec<placement::Invalid>) -> AppError {
-    AppError::Invalid(
-        faults.into_iter().map(|f| Invalid { field: format!("request.{}", f.field), rule: f.rule }).collect(),
-    )
+    AppError::Invalid(faults.into_iter().map(|f| Invalid { field: f.field.to_owned(), rule: f.rule }).collect())
 }
 
 fn missing(id: AllocationId) -> AppError {

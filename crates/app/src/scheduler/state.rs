@@ -106,7 +106,8 @@ impl PoolState {
             })
             .collect();
         let ahead = (open.row.state == AllocationState::Queued).then(|| self.ahead(open.row.queue_number));
-        AllocationView { row: open.row.clone(), parts, ahead }
+        let renew_within_s = self.pool.graces.silence_grace_s;
+        AllocationView { row: open.row.clone(), parts, ahead, renew_within_s }
     }
 
     /// What the leader knows, for operators.
