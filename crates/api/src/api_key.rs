@@ -99,6 +99,7 @@ pub(crate) async fn create_key(
 /// For the platform's callers without `tenant_id`: the platform's own.
 #[utoipa::path(
     get, path = "/v1/keys", tag = "keys", security(("bearer" = [])),
+    params(TenantPaging),
     responses((status = 200, body = Page<Key>), ReadErrors)
 )]
 pub(crate) async fn list_keys(
@@ -116,6 +117,7 @@ pub(crate) async fn list_keys(
 /// It stops to work within five seconds. Doing it again changes nothing.
 #[utoipa::path(
     post, path = "/v1/keys/{key_id}/revoke", tag = "keys", security(("bearer" = [])),
+    params(KeyPath),
     responses((status = 200, body = Key), WriteErrors)
 )]
 pub(crate) async fn revoke_key(

@@ -57,6 +57,7 @@ impl From<AuditRow> for AuditEntry {
 /// For the platform's callers without `tenant_id`: everybody's.
 #[utoipa::path(
     get, path = "/v1/audit", tag = "audit", security(("bearer" = [])),
+    params(TenantPaging),
     responses((status = 200, body = Page<AuditEntry>), ReadErrors)
 )]
 pub(crate) async fn list_audit(

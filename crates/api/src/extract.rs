@@ -74,7 +74,9 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
                     ErrorKind::ParseErrorAtKey { key, expected_type, .. } => {
                         (key.clone(), format!("is not of type {expected_type}"))
                     }
-                    ErrorKind::DeserializeError { key, message, .. } => (key.clone(), format!("is malformed: {message}")),
+                    ErrorKind::DeserializeError { key, message, .. } => {
+                        (key.clone(), format!("is malformed: {message}"))
+                    }
                     ErrorKind::InvalidUtf8InPathParam { key } => (key.clone(), "is not UTF-8".to_owned()),
                     other => ("path".to_owned(), other.to_string()),
                 };

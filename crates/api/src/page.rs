@@ -71,7 +71,7 @@ pub struct Paging {
     pub cursor: Option<Cursor>,
     /// The most items of the page.
     #[serde(default)]
-    #[param(required = false)]
+    #[param(inline, required = false)]
     pub limit: Limit,
 }
 
@@ -86,7 +86,7 @@ pub struct TenantPaging {
     pub cursor: Option<Cursor>,
     /// The most items of the page.
     #[serde(default)]
-    #[param(required = false)]
+    #[param(inline, required = false)]
     pub limit: Limit,
 }
 

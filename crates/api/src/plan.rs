@@ -129,6 +129,7 @@ pub(crate) async fn create_plan(
 /// All for the platform's callers; for a tenant's, those which it is or was on.
 #[utoipa::path(
     get, path = "/v1/plans", tag = "plans", security(("bearer" = [])),
+    params(Paging),
     responses((status = 200, body = Page<PlanSummary>), ReadErrors)
 )]
 pub(crate) async fn list_plans(
@@ -144,6 +145,7 @@ pub(crate) async fn list_plans(
 /// Show a plan with every version
 #[utoipa::path(
     get, path = "/v1/plans/{plan_id}", tag = "plans", security(("bearer" = [])),
+    params(PlanPath),
     responses((status = 200, body = Plan), ReadErrors)
 )]
 pub(crate) async fn get_plan(
@@ -159,6 +161,7 @@ pub(crate) async fn get_plan(
 /// Adds a version; those before stay as they are.
 #[utoipa::path(
     post, path = "/v1/plans/{plan_id}/versions", tag = "plans", security(("bearer" = [])),
+    params(PlanPath),
     responses((status = 201, body = Plan), WriteErrors)
 )]
 pub(crate) async fn create_plan_version(

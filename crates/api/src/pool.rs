@@ -131,6 +131,7 @@ pub(crate) async fn create_pool(
 /// List pools
 #[utoipa::path(
     get, path = "/v1/pools", tag = "pools", security(("bearer" = [])),
+    params(Paging),
     responses((status = 200, body = Page<Pool>), ReadErrors)
 )]
 pub(crate) async fn list_pools(
@@ -146,6 +147,7 @@ pub(crate) async fn list_pools(
 /// Show a pool
 #[utoipa::path(
     get, path = "/v1/pools/{pool_id}", tag = "pools", security(("bearer" = [])),
+    params(PoolPath),
     responses((status = 200, body = Pool), ReadErrors)
 )]
 pub(crate) async fn get_pool(
@@ -159,6 +161,7 @@ pub(crate) async fn get_pool(
 /// Change a pool's graces
 #[utoipa::path(
     patch, path = "/v1/pools/{pool_id}", tag = "pools", security(("bearer" = [])),
+    params(PoolPath),
     responses((status = 200, body = Pool), WriteErrors)
 )]
 pub(crate) async fn update_pool(
@@ -180,6 +183,7 @@ pub(crate) async fn update_pool(
 /// It lets one node join the pool, once. The answer shows its secret once.
 #[utoipa::path(
     post, path = "/v1/pools/{pool_id}/join-tokens", tag = "pools", security(("bearer" = [])),
+    params(PoolPath),
     responses((status = 201, body = CreatedJoinToken), WriteErrors)
 )]
 pub(crate) async fn create_join_token(

@@ -189,7 +189,8 @@ impl Problem {
 pub(crate) fn finish(mut response: Response, request_id: &str) -> Response {
     let status = response.status();
     let carried = response.extensions_mut().remove::<Problem>();
-    let problem = carried.or_else(|| (status.is_client_error() || status.is_server_error()).then(|| Problem::of_status(status)));
+    let problem =
+        carried.or_else(|| (status.is_client_error() || status.is_server_error()).then(|| Problem::of_status(status)));
     let mut response = match problem {
         Some(problem) => problem.write(response, request_id),
         None => response,
@@ -238,7 +239,8 @@ impl From<AppError> for Problem {
                 problem
             }
             AppError::OutOfBalance(imbalances) => {
-                let mut problem = Self::new(StatusCode::CONFLICT, "out_of_balance", "Hours of some GPUs do not balance");
+                let mut problem =
+                    Self::new(StatusCode::CONFLICT, "out_of_balance", "Hours of some GPUs do not balance");
                 problem.body.imbalances = imbalances
                     .into_iter()
                     .map(|i| Imbalance { gpu_id: i.gpu_id, hour: i.hour, difference: i.difference })
@@ -266,7 +268,8 @@ fn refused(refusal: Refusal) -> Problem {
             problem
         }
         Refusal::Unsatisfiable { reasons, nearest } => {
-            let mut problem = Problem::new(StatusCode::CONFLICT, "unsatisfiable", "No GPU of the pool could ever hold it");
+            let mut problem =
+                Problem::new(StatusCode::CONFLICT, "unsatisfiable", "No GPU of the pool could ever hold it");
             problem.body.detail = Some(reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
             problem.body.reasons = reasons;
             problem.body.nearest = nearest;

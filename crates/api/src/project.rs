@@ -57,6 +57,7 @@ pub(crate) async fn create_project(
 /// List a tenant's projects
 #[utoipa::path(
     get, path = "/v1/projects", tag = "projects", security(("bearer" = [])),
+    params(TenantPaging),
     responses((status = 200, body = Page<Project>), ReadErrors)
 )]
 pub(crate) async fn list_projects(

@@ -6,12 +6,12 @@ use crate::{
     problem::{Problem, ReadErrors, WriteErrors},
     router::ApiState,
 };
+use ::quota::Level;
 use app::{
     Caller,
     quota::{self, QuotaRow},
 };
 use axum::{extract::State, http::StatusCode};
-use ::quota::Level;
 use serde::{Deserialize, Serialize};
 use types::{Bytes, Instant, ProjectId, TenantId};
 use uuid::Uuid;
@@ -93,6 +93,7 @@ pub struct ProjectPath {
 /// The tenant's own level first, then its projects.
 #[utoipa::path(
     get, path = "/v1/quotas", tag = "quotas", security(("bearer" = [])),
+    params(TenantPaging),
     responses((status = 200, body = Page<Quota>), ReadErrors)
 )]
 pub(crate) async fn list_quotas(
@@ -128,6 +129,7 @@ pub(crate) async fn set_tenant_quota(
 /// All limits at once; an absent one is lifted.
 #[utoipa::path(
     put, path = "/v1/projects/{project_id}/quota", tag = "quotas", security(("bearer" = [])),
+    params(ProjectPath),
     responses((status = 204), WriteErrors)
 )]
 pub(crate) async fn set_project_quota(

@@ -1,9 +1,8 @@
 //! Every route, and what stands around them.
 
 use crate::{
-    api_key, audit, health, layers, plan, pool,
-    problem::ProblemBody,
-    project, quota, session, subscription, tenant, user,
+    api_key, audit, health, layers, plan, pool, problem::ProblemBody, project, quota, session, subscription, tenant,
+    user,
 };
 use app::App;
 use axum::{Router, response::Html, routing::get};
@@ -123,9 +122,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 /// The whole HTTP service.
 pub fn router(state: ApiState) -> Router {
     let (documented, document) = routes().split_for_parts();
-    let all = documented
-        .route("/", get(welcome))
-        .merge(SwaggerUi::new("/docs").url("/v1/openapi.json", document));
+    let all = documented.route("/", get(welcome)).merge(SwaggerUi::new("/docs").url("/v1/openapi.json", document));
     layers::around(all, &state).with_state(state)
 }
 
@@ -167,6 +164,28 @@ mod tests {
                 path.split('/').filter_map(|s| s.strip_prefix('{')?.strip_suffix('}')).collect();
             assert_eq!(declared, in_path, "{verb} {path}");
         }
+    }
+
+    #[test]
+    fn every_list_declares_cursor_and_limit() {
+        let mut lists = 0;
+        for (path, verb, operation) in operations() {
+            let schema = &operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"];
+            if !schema.as_str().is_some_and(|s| s.contains("/Page_")) {
+                continue;
+            }
+            lists += 1;
+            let parameters = operation["parameters"].as_array().unwrap();
+            for name in ["cursor", "limit"] {
+                let parameter = parameters.iter().find(|p| p["name"] == name).unwrap();
+                assert_eq!(
+                    (&parameter["in"], &parameter["required"]),
+                    (&"query".into(), &false.into()),
+                    "{verb} {path}"
+                );
+            }
+        }
+        assert!(lists >= 9, "only {lists} lists were found");
     }
 
     #[test]

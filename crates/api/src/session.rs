@@ -33,7 +33,10 @@ pub struct Session {
 impl std::fmt::Debug for Session {
     /// Without the token, so that no log carries it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session").field("expires_at", &self.expires_at).field("user", &self.user).finish_non_exhaustive()
+        f.debug_struct("Session")
+            .field("expires_at", &self.expires_at)
+            .field("user", &self.user)
+            .finish_non_exhaustive()
     }
 }
 

@@ -62,11 +62,8 @@ pub(crate) async fn create_subscription(
     caller: Caller,
     Json(new): Json<NewSubscription>,
 ) -> Result<(StatusCode, Json<Subscription>), Problem> {
-    let new = subscription::NewSubscription {
-        tenant_id: new.tenant_id,
-        plan_id: new.plan_id,
-        starts_at: new.starts_at,
-    };
+    let new =
+        subscription::NewSubscription { tenant_id: new.tenant_id, plan_id: new.plan_id, starts_at: new.starts_at };
     let row = subscription::create(&state.app, &caller, new).await?;
     Ok((StatusCode::CREATED, Json(row.into())))
 }
@@ -74,6 +71,7 @@ pub(crate) async fn create_subscription(
 /// List a tenant's subscriptions
 #[utoipa::path(
     get, path = "/v1/subscriptions", tag = "subscriptions", security(("bearer" = [])),
+    params(TenantPaging),
     responses((status = 200, body = Page<Subscription>), ReadErrors)
 )]
 pub(crate) async fn list_subscriptions(

@@ -77,6 +77,7 @@ pub(crate) async fn create_tenant(
 /// All for the platform's callers, their own for a tenant's.
 #[utoipa::path(
     get, path = "/v1/tenants", tag = "tenants", security(("bearer" = [])),
+    params(Paging),
     responses((status = 200, body = Page<Tenant>), ReadErrors)
 )]
 pub(crate) async fn list_tenants(
@@ -92,6 +93,7 @@ pub(crate) async fn list_tenants(
 /// Show a tenant
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant_id}", tag = "tenants", security(("bearer" = [])),
+    params(TenantPath),
     responses((status = 200, body = Tenant), ReadErrors)
 )]
 pub(crate) async fn get_tenant(

@@ -140,6 +140,7 @@ pub(crate) async fn create_user(
 /// For the platform's callers without `tenant_id`: the platform's own.
 #[utoipa::path(
     get, path = "/v1/users", tag = "users", security(("bearer" = [])),
+    params(TenantPaging),
     responses((status = 200, body = Page<User>), ReadErrors)
 )]
 pub(crate) async fn list_users(
@@ -157,6 +158,7 @@ pub(crate) async fn list_users(
 /// Its tokens stop to work at once. Doing it again changes nothing.
 #[utoipa::path(
     post, path = "/v1/users/{user_id}/disable", tag = "users", security(("bearer" = [])),
+    params(UserPath),
     responses((status = 200, body = User), WriteErrors)
 )]
 pub(crate) async fn disable_user(
@@ -172,6 +174,7 @@ pub(crate) async fn disable_user(
 /// One's own with the current one, or that of an account one manages.
 #[utoipa::path(
     put, path = "/v1/users/{user_id}/password", tag = "users", security(("bearer" = [])),
+    params(UserPath),
     responses((status = 204), WriteErrors)
 )]
 pub(crate) async fn set_password(

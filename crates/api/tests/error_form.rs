@@ -1,5 +1,7 @@
 //! Every error has one form, whoever made it: a handler, an extractor, a layer or the router. No database answers here.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly too")]
+
 use api::{ApiState, HttpLimits, router};
 use app::{App, Random, SchedulerSettings, Schedulers, SessionSettings, Sessions};
 use axum::{
@@ -66,7 +68,8 @@ async fn the_router_answers_with_problems() {
 
 #[tokio::test]
 async fn a_credential_is_needed_and_must_be_well_formed() {
-    for value in [None, Some("Basic YTpi"), Some("Bearer"), Some("Bearer glk_x"), Some("Bearer a.b.c"), Some("Bearer ")] {
+    for value in [None, Some("Basic YTpi"), Some("Bearer"), Some("Bearer glk_x"), Some("Bearer a.b.c"), Some("Bearer ")]
+    {
         let mut request = Request::get("/v1/tenants");
         if let Some(value) = value {
             request = request.header("authorization", value);

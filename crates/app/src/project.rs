@@ -15,7 +15,7 @@ pub use store::project::ProjectRow;
 
 /// The name of the project that every tenant begins with.
 pub(crate) fn default_name() -> Name {
-    #[expect(clippy::unwrap_used, reason = "the text keeps every rule of names; a test makes a tenant with it")]
+    #[expect(clippy::unwrap_used, reason = "the text keeps every rule of names; a test holds that")]
     "default".parse().unwrap()
 }
 
@@ -76,4 +76,12 @@ pub async fn list(
     let mut tx = app.store.begin("project.list", Scope::Tenant(tenant_id)).await?;
     tenant::known(&mut tx, tenant_id).await?;
     Ok(project::page(&mut tx, tenant_id, after, limit).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_first_project_has_a_name() {
+        assert_eq!(super::default_name().as_str(), "default");
+    }
 }
