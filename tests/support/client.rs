@@ -111,22 +111,23 @@ impl Answer {
         self.json
     }
 
-    /// The problem of an answer that must be one (RFC 9457): with this status, of this kind (the end of `type`), and
-    /// naming this field if one is given.
+    /// The problem of an answer that must be one (RFC 9457): with this status and code, and with a fault in this field
+    /// if one is given.
     ///
     /// # Panics
     /// When it is not.
     #[track_caller]
-    pub fn problem(self, status: u16, kind: &str, field: Option<&str>) -> Value {
+    pub fn problem(self, status: u16, code: &str, field: Option<&str>) -> Value {
         assert_eq!(self.status, status, "{self}");
         let content_type = self.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
         assert_eq!(content_type, Some("application/problem+json"), "{self}");
         assert_eq!(self.json["status"], status, "{self}");
+        assert_eq!(self.json["code"], code, "{self}");
+        assert_eq!(self.json["type"], format!("/problems/{}", code.replace('_', "-")), "{self}");
         assert!(self.json["title"].as_str().is_some_and(|title| !title.is_empty()), "no title: {self}");
-        let given = self.json["type"].as_str().unwrap_or_default();
-        assert_eq!(given.rsplit(['/', ':', '#']).next(), Some(kind), "{self}");
         if let Some(field) = field {
-            assert_eq!(self.json["field"], field, "{self}");
+            let faults = self.json["errors"].as_array().into_iter().flatten();
+            assert!(faults.into_iter().any(|fault| fault["field"] == field), "{field} is not named: {self}");
         }
         self.json
     }

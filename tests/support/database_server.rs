@@ -122,8 +122,7 @@ mod container {
             .start()
             .await
             .map_err(|e| failed("starting", e.to_string()))?;
-        let port =
-            container.get_host_port_ipv4(5432).await.map_err(|e| failed("reaching", e.to_string()))?;
+        let port = container.get_host_port_ipv4(5432).await.map_err(|e| failed("reaching", e.to_string()))?;
         let url = format!("postgres://postgres:{PASSWORD}@127.0.0.1:{port}/postgres");
         let since = Instant::now();
         loop {

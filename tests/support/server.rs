@@ -53,7 +53,7 @@ impl Server {
         };
         let mut server = Self { process, url: String::new(), log };
         let since = Instant::now();
-        server.url = server.wait_for(since, "to listen", |log| address_in(log)).await;
+        server.url = server.wait_for(since, "to listen", address_in).await;
         let client = server.client();
         loop {
             let ready = client.request(reqwest::Method::GET, "/readyz").send().await;
@@ -153,7 +153,7 @@ fn spawn(log: &Path, database: &Database, configuration: &[(&str, &str)]) -> std
     Command::new(binary())
         .arg("serve")
         .env("DATABASE_URL", database.url())
-        .env("GPULEDGER_LISTEN", "127.0.0.1:0")
+        .env("GPULEDGER_HTTP__LISTEN", "127.0.0.1:0")
         .envs(configuration.iter().copied())
         .stdin(Stdio::null())
         .stdout(file.try_clone()?)
@@ -175,10 +175,7 @@ fn binary() -> PathBuf {
 /// From the whole line `listening on http://127.0.0.1:41234` to its address.
 fn address_in(log: &str) -> Option<String> {
     let (complete, _) = log.rsplit_once('\n')?;
-    complete
-        .lines()
-        .find_map(|line| line.split_once(LISTENING))
-        .map(|(_, address)| address.trim().to_owned())
+    complete.lines().find_map(|line| line.split_once(LISTENING)).map(|(_, address)| address.trim().to_owned())
 }
 
 #[cfg(test)]
