@@ -9,6 +9,7 @@ mod authenticate;
 pub mod balance;
 pub mod caller;
 pub mod credential;
+pub mod doctor;
 pub mod error;
 pub mod invoice;
 pub mod join_token;

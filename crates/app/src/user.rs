@@ -203,6 +203,18 @@ pub async fn set_password(
     Ok(tx.commit().await?)
 }
 
+/// Sets another password for the account of an address: for whoever has the machine, where nobody can log in any more.
+///
+/// # Errors
+/// [`AppError::NotFound`] for an unknown address, [`AppError::Invalid`] for a password that breaks a rule.
+pub async fn reset_password(app: &App, email: &str, password: Password) -> Result<UserRow, AppError> {
+    let mut tx = app.store.begin("user.by_email", Scope::Operator).await?;
+    let row = user::by_email(&mut tx, &email.to_lowercase()).await?.ok_or(AppError::NotFound("account"))?;
+    drop(tx);
+    set_password(app, &Caller::system(), row.user_id, password, None).await?;
+    Ok(row)
+}
+
 /// Who calls.
 ///
 /// # Errors

@@ -81,8 +81,14 @@ impl From<sqlx::Error> for StoreError {
                         Self::Rule(Rule(name.unwrap_or("unnamed").to_owned()))
                     }
                     "40001" | "40P01" | "55P03" => Self::Collision(error),
-                    // connection exceptions, too many connections, shutdown and start-up, read-only standby
-                    c if c.starts_with("08") || c.starts_with("57P") || c == "53300" || c == "25006" => {
+                    // connection exceptions, too many connections, shutdown and start-up, read-only standby; and a database
+                    // that has not been migrated yet, which a server that starts beside it outlives
+                    c if c.starts_with("08")
+                        || c.starts_with("57P")
+                        || c == "53300"
+                        || c == "25006"
+                        || c == "42P01" =>
+                    {
                         Self::Unavailable(error)
                     }
                     _ => Self::Database(error),

@@ -8,6 +8,7 @@ pub mod allocation;
 pub mod api_key;
 pub mod audit;
 pub mod charge;
+pub mod doctor;
 pub mod error;
 pub mod gpu;
 pub mod history;

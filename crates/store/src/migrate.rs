@@ -66,6 +66,11 @@ pub async fn check_schema(url: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// The version of this binary's schema.
+pub(crate) fn newest() -> Option<i64> {
+    MIGRATIONS.iter().map(|m| m.version).max()
+}
+
 async fn applied(connection: &mut PgConnection) -> Result<Vec<(i64, Vec<u8>)>, StoreError> {
     let rows =
         sqlx::query("select version, checksum from schema_migration order by version").fetch_all(connection).await?;

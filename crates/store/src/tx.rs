@@ -1,6 +1,6 @@
 //! Connections and transactions.
 
-use crate::{error::StoreError, scope::Scope};
+use crate::{error::StoreError, migrate, scope::Scope};
 use sqlx::{
     AssertSqlSafe, PgConnection, PgPool, Postgres, Transaction,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -96,12 +96,16 @@ impl Store {
         Ok(Tx { inner, scope, name })
     }
 
-    /// Whether Postgres answers.
+    /// Whether Postgres answers and has this binary's schema.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] when it does not.
+    /// [`StoreError::Unavailable`] when it does not answer, [`StoreError::Schema`] when it was not migrated yet.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        sqlx::query("select 1").execute(&self.pool).await?;
+        let newest: Option<i64> =
+            sqlx::query_scalar("select max(version) from schema_migration").fetch_one(&self.pool).await?;
+        if newest < migrate::newest() {
+            return Err(StoreError::Schema("the database is not migrated yet".into()));
+        }
         Ok(())
     }
 

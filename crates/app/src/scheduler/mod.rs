@@ -29,7 +29,7 @@ use std::{
     time::Duration,
 };
 use store::node::NodeState;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use types::{
     AllocationId, Instant, NodeId, PoolId, ProjectId, Request, ServerId, TenantId,
     wire::{NodeOrders, NodeReport},
@@ -147,6 +147,8 @@ pub struct Schedulers {
     server: ServerId,
     handles: Arc<Mutex<HashMap<PoolId, mpsc::Sender<Pending>>>>,
     changes: broadcast::Sender<AllocationId>,
+    /// Each loop keeps a receiver as long as it runs.
+    running: watch::Sender<()>,
     settings: SchedulerSettings,
 }
 
@@ -171,7 +173,13 @@ impl Schedulers {
     /// None yet; [`App::schedule_pool`] starts one.
     #[must_use]
     pub fn new(server: ServerId, settings: SchedulerSettings) -> Self {
-        Self { server, handles: Arc::default(), changes: broadcast::channel(1024).0, settings }
+        Self {
+            server,
+            handles: Arc::default(),
+            changes: broadcast::channel(1024).0,
+            running: watch::Sender::new(()),
+            settings,
+        }
     }
 
     /// Allocations as they change: a hint to look again, not a record.
@@ -198,6 +206,11 @@ impl Schedulers {
     pub fn stop(&self) {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
+
+    /// Waits until every loop has ended, after [`Schedulers::stop`].
+    pub async fn stopped(&self) {
+        self.running.closed().await;
+    }
 }
 
 impl App {
@@ -210,7 +223,11 @@ impl App {
         let (sender, receiver) = mpsc::channel(self.schedulers.settings.batch * 4);
         handles.insert(pool, sender);
         let scheduler = run::Loop::new(self, pool);
-        Some(tokio::spawn(scheduler.run(receiver)))
+        let running = self.schedulers.running.subscribe();
+        Some(tokio::spawn(async move {
+            scheduler.run(receiver).await;
+            drop(running);
+        }))
     }
 
     /// Starts the loops of all pools.
