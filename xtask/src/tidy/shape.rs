@@ -17,6 +17,7 @@ const VAGUE: [&str; 8] = ["util", "utils", "common", "helper", "helpers", "manag
 const UNSCOPED: &[(&str, &str, &str)] = &[
     ("migrate.rs", "migrate", "works on the schema, as its owner"),
     ("migrate.rs", "check_schema", "reads the list of migrations"),
+    ("doctor.rs", "server", "reads the server's version and roles"),
     ("tx.rs", "ping", "asks whether the database answers"),
     ("tx.rs", "close", "closes the connections"),
     ("tx.rs", "commit", "is the transaction's own"),
