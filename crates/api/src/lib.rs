@@ -2,22 +2,33 @@
 //!
 //! A handler translates, calls one function of `app`, and answers; it opens no transaction and decides nothing.
 
+pub mod allocation;
 pub mod api_key;
 pub mod audit;
+pub mod balance;
 pub mod extract;
+pub mod gpu;
 pub mod health;
+pub mod interval;
+pub mod invoice;
 mod layers;
+pub mod node;
 pub mod page;
 pub mod plan;
 pub mod pool;
 pub mod problem;
 pub mod project;
 pub mod quota;
+pub mod reading;
 mod router;
 pub mod session;
+pub mod set_aside;
+mod span;
 pub mod subscription;
 pub mod tenant;
+pub mod usage;
 pub mod user;
 
+pub use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 pub use problem::Problem;
 pub use router::{ApiState, HttpLimits, openapi, router};

@@ -1,8 +1,8 @@
 //! Every route, and what stands around them.
 
 use crate::{
-    api_key, audit, health, layers, plan, pool, problem::ProblemBody, project, quota, session, subscription, tenant,
-    user,
+    allocation, api_key, audit, balance, gpu, health, invoice, layers, node, plan, pool, problem::ProblemBody, project,
+    quota, reading, session, set_aside, subscription, tenant, usage, user,
 };
 use app::App;
 use axum::{Router, response::Html, routing::get};
@@ -96,16 +96,46 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(pool::create_pool, pool::list_pools))
         .routes(routes!(pool::get_pool, pool::update_pool))
         .routes(routes!(pool::create_join_token))
+        .routes(routes!(node::join_node))
+        .routes(routes!(node::report_node))
+        .routes(routes!(node::list_nodes))
+        .routes(routes!(node::get_node))
+        .routes(routes!(node::cordon_node))
+        .routes(routes!(node::uncordon_node))
+        .routes(routes!(node::remove_node))
+        .routes(routes!(gpu::list_gpus))
+        .routes(routes!(balance::get_balance))
         // what is asked and granted: quotas, allocations
         .routes(routes!(quota::list_quotas))
         .routes(routes!(quota::set_tenant_quota))
         .routes(routes!(quota::set_project_quota))
+        .routes(routes!(allocation::request::create_allocation, allocation::list_allocations))
+        .routes(routes!(allocation::request::dry_run_allocation))
+        .routes(routes!(allocation::get_allocation))
+        .routes(routes!(allocation::get_allocation_history))
+        .routes(routes!(allocation::confirm_allocation))
+        .routes(routes!(allocation::renew_allocation))
+        .routes(routes!(allocation::release_allocation))
+        .routes(routes!(allocation::cancel_allocation))
         // what was measured: reading batches, usage, rows set aside
+        .routes(routes!(reading::take_reading_batch))
+        .routes(routes!(usage::get_usage))
+        .routes(routes!(usage::get_usage_csv))
+        .routes(routes!(set_aside::list_set_aside))
+        .routes(routes!(set_aside::accept_set_aside))
+        .routes(routes!(set_aside::reject_set_aside))
         // what it costs: plans, subscriptions, invoices
         .routes(routes!(plan::create_plan, plan::list_plans))
         .routes(routes!(plan::get_plan))
         .routes(routes!(plan::create_plan_version))
         .routes(routes!(subscription::create_subscription, subscription::list_subscriptions))
+        .routes(routes!(invoice::issue_invoice, invoice::list_invoices))
+        .routes(routes!(invoice::preview_invoice))
+        .routes(routes!(invoice::get_invoice))
+        .routes(routes!(invoice::list_charges))
+        .routes(routes!(invoice::get_facts))
+        .routes(routes!(invoice::get_invoice_csv))
+        .routes(routes!(invoice::verify_invoice))
         // what happened
         .routes(routes!(audit::list_audit))
         .routes(routes!(health::get_health))
@@ -137,7 +167,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     /// Operations that nobody needs a credential for. This list may only shrink.
-    const PUBLIC: [&str; 4] = ["login", "get_health", "get_readiness", "get_metrics"];
+    const PUBLIC: [&str; 5] = ["login", "join_node", "get_health", "get_readiness", "get_metrics"];
 
     fn operations() -> Vec<(String, String, Value)> {
         let document = serde_json::to_value(openapi()).unwrap();
