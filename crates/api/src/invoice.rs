@@ -4,7 +4,7 @@ use crate::{
     extract::{Json, Path, Query},
     interval::Interval,
     page::{Cursor, Page, Paging, TenantPaging},
-    problem::{Problem, ReadErrors, WriteErrors},
+    problem::{Problem, ProblemBody, ReadErrors, WriteErrors},
     reading::AcceptedReading,
     router::ApiState,
 };
@@ -202,7 +202,14 @@ pub struct PreviewQuery {
 #[utoipa::path(
     get, path = "/v1/invoices/preview", tag = "invoices", security(("bearer" = [])),
     params(PreviewQuery),
-    responses((status = 200, body = InvoicePreview), ReadErrors)
+    responses(
+        (status = 200, body = InvoicePreview),
+        (
+            status = 409, description = "No plan prices a part of the use: code `no_plan`.", body = ProblemBody,
+            content_type = "application/problem+json"
+        ),
+        ReadErrors
+    )
 )]
 pub(crate) async fn preview_invoice(
     State(state): State<ApiState>,

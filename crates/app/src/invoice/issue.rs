@@ -42,12 +42,17 @@ pub async fn issue(
     }
     let mut tx = app.store.begin("invoice.tenant", Scope::Tenant(tenant_id)).await?;
     let tenant = store::tenant::get(&mut tx, tenant_id).await?.ok_or(AppError::NotFound("tenant"))?;
-    drop(tx);
     let header = header(&tenant, label)?;
     let span = header.period.span;
     if span.end() > app.clock.now() {
         return Err(AppError::invalid("period", format!("{label} is not over: it ends at {}", span.end())));
     }
+    let period = PeriodRow { tenant_id, label: label.to_owned(), span };
+    // a repeat gets its invoice whatever stands against issuing one now
+    if let Some((row, document)) = issued(&mut tx, &period).await? {
+        return Ok((row, document, false));
+    }
+    drop(tx);
     for pool in app.schedulers.pools() {
         if let Answer::Cut(waiting @ 1..) = app.ask(pool, Command::Cut(tenant_id, span.end())).await? {
             return Err(not_final(waiting));
@@ -61,10 +66,7 @@ pub async fn issue(
     };
 
     let mut tx = app.store.begin("invoice.issue", Scope::Tenant(tenant_id)).await?;
-    let period = PeriodRow { tenant_id, label: label.to_owned(), span };
-    if let Some(id) = period::lock(&mut tx, &period).await? {
-        let row = store::invoice::get(&mut tx, id).await?.ok_or(AppError::NotFound("invoice"))?;
-        let document = parse(&row)?;
+    if let Some((row, document)) = issued(&mut tx, &period).await? {
         return Ok((row, document, false));
     }
     let open = part::open_of_tenant(&mut tx, Some(tenant_id), span.end()).await?;
@@ -84,6 +86,14 @@ pub async fn issue(
     period::set_issued(&mut tx, &period, row.invoice_id).await?;
     tx.commit().await?;
     Ok((row, document, true))
+}
+
+/// Locks the period; its invoice, where it has one.
+async fn issued(tx: &mut Tx, period: &PeriodRow) -> Result<Option<(InvoiceRow, Document)>, AppError> {
+    let Some(id) = period::lock(tx, period).await? else { return Ok(None) };
+    let row = store::invoice::get(tx, id).await?.ok_or(AppError::NotFound("invoice"))?;
+    let document = parse(&row)?;
+    Ok(Some((row, document)))
 }
 
 fn not_final(meters: usize) -> AppError {
