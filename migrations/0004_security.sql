@@ -50,6 +50,9 @@ begin
 end
 $$;
 
+-- A node may send rows of parts that nobody knows; they are set aside like others, and only an operator sees them.
+create policy nobodys_rows on set_aside for insert to gpuledger_service with check (tenant_id is null);
+
 -- Months of readings are separate tables, made ahead by the owner's right and for the service's use.
 -- Only the month is an argument, so the right to make tables reaches no further.
 create function make_reading_month(month date) returns void

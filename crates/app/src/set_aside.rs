@@ -111,5 +111,7 @@ async fn take(app: &App, tx: &mut Tx, row: &SetAsideRow) -> Result<(), AppError>
     reading::insert(tx, &rows, origin).await.map_err(|error| match error {
         store::StoreError::Rule(rule) => cannot(&format!("it breaks the rule {rule}")),
         other => other.into(),
-    })
+    })?;
+    // by the node's clock, as ingest counts: no batch that comes later covers this time again
+    Ok(part::set_read_to(tx, &[(part.tenant_id, part.part_id, sent.end)]).await?)
 }

@@ -150,8 +150,8 @@ pub enum RatingError {
     NoPlan { kind: SourceKind, source_id: Uuid, at: Instant },
     #[error("{kind} {source_id} is given twice")]
     Repeated { kind: SourceKind, source_id: Uuid },
-    #[error("{kind}s {first} and {second} of part {part_id} overlap")]
-    Overlap { kind: SourceKind, part_id: PartId, first: Uuid, second: Uuid },
+    #[error("intervals {first} and {second} of part {part_id} overlap")]
+    Overlap { part_id: PartId, first: Uuid, second: Uuid },
     #[error("reading {source_id} has a negative quantity")]
     Negative { source_id: Uuid },
 }
@@ -165,7 +165,7 @@ pub enum RatingError {
 ///   month's invoice.
 ///
 /// # Errors
-/// An unknown engine, a hole in the schedule, facts given twice or overlapping, a negative quantity.
+/// An unknown engine, a hole in the schedule, facts given twice, intervals that overlap, a negative quantity.
 pub fn rate(engine: &str, sources: &[Source], schedule: &Schedule, zone: &Zone) -> Result<Vec<Charge>, RatingError> {
     match engine {
         "v1" => v1::rate(sources, schedule, zone),

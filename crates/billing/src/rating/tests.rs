@@ -179,6 +179,16 @@ fn report_31_facts_of_one_part_do_not_overlap() {
     assert_eq!(total(&again[..1], &schedule, "2026-11", "UTC"), "0.03", "0.025 rounded");
 }
 
+/// Windows of one part that a change of the clock's correction pushed into each other are two readings all the same.
+#[test]
+fn readings_are_charged_each_by_itself() {
+    let first = reading(1, Some(ByteMillis(5)), span("2026-11-02T00:00:02Z", "2026-11-02T00:01:02Z"));
+    let next = reading(2, Some(ByteMillis(7)), span("2026-11-02T00:01:00Z", "2026-11-02T00:02:00Z"));
+    let both = [Source { part_id: next.part_id, ..first }, next];
+    let charges = rate("v1", &both, &gb_hour("1", Some("1")), &zone("UTC")).unwrap();
+    assert_eq!(quantity(&charges), ByteMillis(12));
+}
+
 /// Public report 32 (kubefin 47): a pod of ten seconds is ten seconds.
 #[test]
 fn report_32_short_lives_are_metered() {

@@ -23,26 +23,22 @@ pub(super) fn rate(sources: &[Source], schedule: &Schedule, zone: &Zone) -> Resu
     Ok(charges)
 }
 
-/// No fact twice, and no two facts of one kind over the same time of one part.
+/// No fact twice, and no two intervals over the same time of one part.
+///
+/// Readings are told apart by their ids alone: ingest takes each moment of a part once, by its node's clock, and their
+/// windows here are that clock's, corrected by the skew that was measured with each batch. Where the skew wavers, the end
+/// of one window may come to lie behind the start of the next.
 fn check_charged_once(sources: &[Source]) -> Result<(), RatingError> {
     let mut order: Vec<&Source> = sources.iter().collect();
     order.sort_unstable_by_key(|s| (s.kind, s.id));
     if let Some(pair) = order.windows(2).find(|w| (w[0].kind, w[0].id) == (w[1].kind, w[1].id)) {
         return Err(RatingError::Repeated { kind: pair[0].kind, source_id: pair[0].id });
     }
-    order.retain(|s| !s.span.is_empty());
-    order.sort_unstable_by_key(|s| (s.kind, s.part_id, s.span));
-    // in this order, where any two facts of a part overlap, two neighbours do
-    match order
-        .windows(2)
-        .find(|w| (w[0].kind, w[0].part_id) == (w[1].kind, w[1].part_id) && w[1].span.start() < w[0].span.end())
-    {
-        Some(pair) => Err(RatingError::Overlap {
-            kind: pair[0].kind,
-            part_id: pair[0].part_id,
-            first: pair[0].id,
-            second: pair[1].id,
-        }),
+    order.retain(|s| s.kind == SourceKind::Interval && !s.span.is_empty());
+    order.sort_unstable_by_key(|s| (s.part_id, s.span));
+    // in this order, where any two intervals of a part overlap, two neighbours do
+    match order.windows(2).find(|w| w[0].part_id == w[1].part_id && w[1].span.start() < w[0].span.end()) {
+        Some(pair) => Err(RatingError::Overlap { part_id: pair[0].part_id, first: pair[0].id, second: pair[1].id }),
         None => Ok(()),
     }
 }
