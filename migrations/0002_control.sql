@@ -216,6 +216,7 @@ create table allocation (
     ends_by timestamptz,
     last_sign timestamptz,
     unconfirmed_since timestamptz,
+    lost_by timestamptz,
     ended_at timestamptz,
     cause text not null,
     constraint allocation_key primary key (tenant_id, allocation_id),
@@ -225,6 +226,7 @@ create table allocation (
         ('queued', 'held', 'active', 'released', 'expired', 'cancelled', 'preempted', 'lost')),
     constraint allocation_held_has_deadline check (state <> 'held' or hold_until is not null),
     constraint allocation_active_has_start check (state not in ('active', 'released', 'lost') or active_since is not null),
+    constraint allocation_unconfirmed_has_deadline check ((unconfirmed_since is null) = (lost_by is null)),
     constraint allocation_ended_has_end check ((ended_at is not null) = (state not in ('queued', 'held', 'active')))
 );
 create index allocation_open on allocation (pool_id) where ended_at is null;

@@ -6,7 +6,9 @@ use types::{Cause, Instant};
 /// Since when a node is silent at `now`, or `None` while it is not. The answer is its last sign of life, from which on
 /// nothing may be metered; it was `last_heard`, or never.
 ///
-/// A present leader listens since `leader_since`, so silence is counted from there at the earliest.
+/// A present leader listens since `leader_since`, so silence is counted from there at the earliest. It begins at the same
+/// instant at which a workload that was seen last in the node's last report would count as vanished: the node's silence
+/// comes first, so that such a workload is unconfirmed and not ended.
 #[must_use]
 pub fn silent_since(
     now: Instant,
@@ -15,7 +17,7 @@ pub fn silent_since(
     silence_grace_ms: i64,
 ) -> Option<Instant> {
     let listened_from = last_heard.map_or(leader_since, |heard| heard.max(leader_since));
-    (now.since(listened_from) > silence_grace_ms).then(|| last_heard.unwrap_or(leader_since))
+    (now.since(listened_from) >= silence_grace_ms).then(|| last_heard.unwrap_or(leader_since))
 }
 
 /// What an allocation's deadlines depend on.
@@ -38,16 +40,9 @@ pub enum Life {
         ends_by: Option<Instant>,
         /// The last sign of life of its node.
         since: Instant,
+        /// When it is lost: a grace after that, in which a leader listened.
+        lost_by: Instant,
     },
-}
-
-/// The graces of a pool, in milliseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Graces {
-    /// After this long without a word, a node is silent and a workload has vanished.
-    pub silence_ms: i64,
-    /// After this long of silence, what ran on the node is lost.
-    pub lost_after_ms: i64,
 }
 
 /// The end that an allocation is heading for.
@@ -60,29 +55,26 @@ pub struct Deadline {
     pub lived_until: Instant,
 }
 
-/// The deadline that an allocation meets first. Nothing is due before one grace has passed under the present leader,
-/// because only then can signs of life have arrived.
+/// The deadline that an allocation meets first. A workload has vanished after `silence_ms` without a word. Nothing is due
+/// before that long has passed under the present leader, because only then can signs of life have arrived.
 #[must_use]
-pub fn first_deadline(life: Life, graces: Graces, leader_since: Instant) -> Deadline {
-    let listened = leader_since.plus_millis(graces.silence_ms);
+pub fn first_deadline(life: Life, silence_ms: i64, leader_since: Instant) -> Deadline {
+    let listened = leader_since.plus_millis(silence_ms);
     let deadline = |at: Instant, cause, lived_until| Deadline { due: at.max(listened), cause, lived_until };
     match life {
         Life::Held { hold_until } => deadline(hold_until, Cause::HoldGrace, hold_until),
         Life::Active { ends_by, last_sign } => {
-            let word_until = last_sign.plus_millis(graces.silence_ms);
+            let word_until = last_sign.plus_millis(silence_ms);
             let vanished = deadline(word_until, Cause::Vanished, last_sign);
             match ends_by {
                 Some(end) if end <= word_until => deadline(end, Cause::MaxDuration, end),
                 _ => vanished,
             }
         }
-        Life::Unconfirmed { ends_by, since } => {
-            let lost_at = since.plus_millis(graces.lost_after_ms);
-            match ends_by {
-                Some(end) if end <= lost_at => deadline(end, Cause::MaxDuration, since.min(end)),
-                _ => deadline(lost_at, Cause::NodeLost, since),
-            }
-        }
+        Life::Unconfirmed { ends_by, since, lost_by } => match ends_by {
+            Some(end) if end <= lost_by => deadline(end, Cause::MaxDuration, since.min(end)),
+            _ => deadline(lost_by, Cause::NodeLost, since),
+        },
     }
 }
 
@@ -94,21 +86,20 @@ mod tests {
         Instant::from_millis(1_700_000_000_000 + secs * 1000).unwrap()
     }
 
-    const GRACES: Graces = Graces { silence_ms: 60_000, lost_after_ms: 86_400_000 };
+    const SILENCE_MS: i64 = 60_000;
 
     #[test]
     fn a_node_is_silent_only_when_somebody_listened() {
-        let silent = |now: i64, heard: Option<i64>, leader: i64| {
-            silent_since(at(now), heard.map(at), at(leader), GRACES.silence_ms)
-        };
-        assert_eq!(silent(60, Some(0), -1000), None);
-        assert_eq!(silent(61, Some(0), -1000), Some(at(0)));
+        let silent =
+            |now: i64, heard: Option<i64>, leader: i64| silent_since(at(now), heard.map(at), at(leader), SILENCE_MS);
+        assert_eq!(silent(59, Some(0), -1000), None);
+        assert_eq!(silent(60, Some(0), -1000), Some(at(0)));
         // the server was away for an hour: nobody is silent for one grace after the take-over
-        assert_eq!(silent(3660, Some(0), 3600), None);
-        assert_eq!(silent(3661, Some(0), 3600), Some(at(0)));
+        assert_eq!(silent(3659, Some(0), 3600), None);
+        assert_eq!(silent(3660, Some(0), 3600), Some(at(0)));
         // never heard at all
-        assert_eq!(silent(60, None, 0), None);
-        assert_eq!(silent(61, None, 0), Some(at(0)));
+        assert_eq!(silent(59, None, 0), None);
+        assert_eq!(silent(60, None, 0), Some(at(0)));
     }
 
     /// gpustack 6279: force-deleted while its controller was down; use must stop at the last sign of life.
@@ -116,13 +107,13 @@ mod tests {
     fn what_vanished_lived_until_its_last_sign() {
         let life = Life::Active { ends_by: None, last_sign: at(5) };
         assert_eq!(
-            first_deadline(life, GRACES, at(-500)),
+            first_deadline(life, SILENCE_MS, at(-500)),
             Deadline { due: at(65), cause: Cause::Vanished, lived_until: at(5) }
         );
         // a take-over long after: due one grace later, metered no further
         assert_eq!(
             {
-                let d = first_deadline(life, GRACES, at(4000));
+                let d = first_deadline(life, SILENCE_MS, at(4000));
                 (d.due, d.lived_until)
             },
             (at(4060), at(5))
@@ -132,15 +123,21 @@ mod tests {
     #[test]
     fn the_first_deadline_wins() {
         let first = |life| {
-            let d = first_deadline(life, GRACES, at(-500));
+            let d = first_deadline(life, SILENCE_MS, at(-500));
             (d.due, d.cause)
         };
         assert_eq!(first(Life::Held { hold_until: at(30) }), (at(30), Cause::HoldGrace));
         assert_eq!(first(Life::Active { ends_by: Some(at(50)), last_sign: at(0) }), (at(50), Cause::MaxDuration));
         assert_eq!(first(Life::Active { ends_by: Some(at(90)), last_sign: at(0) }), (at(60), Cause::Vanished));
-        assert_eq!(first(Life::Unconfirmed { ends_by: None, since: at(0) }), (at(86_400), Cause::NodeLost));
-        let ended_in_silence =
-            first_deadline(Life::Unconfirmed { ends_by: Some(at(100)), since: at(0) }, GRACES, at(-500));
+        assert_eq!(
+            first(Life::Unconfirmed { ends_by: None, since: at(0), lost_by: at(86_400) }),
+            (at(86_400), Cause::NodeLost)
+        );
+        let ended_in_silence = first_deadline(
+            Life::Unconfirmed { ends_by: Some(at(100)), since: at(0), lost_by: at(86_400) },
+            SILENCE_MS,
+            at(-500),
+        );
         assert_eq!(ended_in_silence, Deadline { due: at(100), cause: Cause::MaxDuration, lived_until: at(0) });
     }
 }

@@ -25,6 +25,8 @@ pub struct AllocationRow {
     /// The last renewal, or report of its node that saw it living.
     pub last_sign: Option<Instant>,
     pub unconfirmed_since: Option<Instant>,
+    /// When it is lost unless its silent node comes back; present exactly while it is unconfirmed.
+    pub lost_by: Option<Instant>,
     pub ended_at: Option<Instant>,
     pub cause: Cause,
 }
@@ -49,6 +51,7 @@ struct Raw {
     ends_by: Option<At>,
     last_sign: Option<At>,
     unconfirmed_since: Option<At>,
+    lost_by: Option<At>,
     ended_at: Option<At>,
     cause: String,
 }
@@ -83,6 +86,7 @@ impl Raw {
             ends_by: self.ends_by.map(|t| t.0),
             last_sign: self.last_sign.map(|t| t.0),
             unconfirmed_since: self.unconfirmed_since.map(|t| t.0),
+            lost_by: self.lost_by.map(|t| t.0),
             ended_at: self.ended_at.map(|t| t.0),
             cause,
         })
@@ -112,12 +116,12 @@ pub async fn insert(tx: &mut Tx, rows: &[AllocationRow]) -> Result<(), StoreErro
     let number: Vec<i64> = rows.iter().map(|r| r.queue_number).collect();
     let done = sqlx::query!(
         "insert into allocation (tenant_id, allocation_id, state, queue_reasons, hold_until, active_since, ends_by, last_sign,
-            unconfirmed_since, ended_at, cause, project_id, pool_id, memory, gpus, model, on_node, max_duration_s,
+            unconfirmed_since, lost_by, ended_at, cause, project_id, pool_id, memory, gpus, model, on_node, max_duration_s,
             requested_by, requested_at, queue_number)
          select * from unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::timestamptz[], $6::timestamptz[],
-            $7::timestamptz[], $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::text[], $12::uuid[],
-            $13::uuid[], $14::bigint[], $15::integer[], $16::text[], $17::uuid[], $18::integer[], $19::text[],
-            $20::timestamptz[], $21::bigint[])",
+            $7::timestamptz[], $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::text[],
+            $13::uuid[], $14::uuid[], $15::bigint[], $16::integer[], $17::text[], $18::uuid[], $19::integer[], $20::text[],
+            $21::timestamptz[], $22::bigint[])",
         &column.tenant,
         &column.id,
         &column.state,
@@ -127,6 +131,7 @@ pub async fn insert(tx: &mut Tx, rows: &[AllocationRow]) -> Result<(), StoreErro
         &column.ends_by as _,
         &column.last_sign as _,
         &column.unconfirmed_since as _,
+        &column.lost_by as _,
         &column.ended_at as _,
         &column.cause,
         &project,
@@ -157,11 +162,11 @@ pub async fn update(tx: &mut Tx, rows: &[AllocationRow]) -> Result<(), StoreErro
     let done = sqlx::query!(
         "update allocation a set state = r.state, queue_reasons = r.reasons, hold_until = r.hold_until,
             active_since = r.active_since, ends_by = r.ends_by, last_sign = r.last_sign,
-            unconfirmed_since = r.unconfirmed_since, ended_at = r.ended_at, cause = r.cause
+            unconfirmed_since = r.unconfirmed_since, lost_by = r.lost_by, ended_at = r.ended_at, cause = r.cause
            from unnest($1::uuid[], $2::uuid[], $3::text[], $4::jsonb[], $5::timestamptz[], $6::timestamptz[],
-                $7::timestamptz[], $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::text[])
+                $7::timestamptz[], $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::text[])
              as r (tenant_id, allocation_id, state, reasons, hold_until, active_since, ends_by, last_sign,
-                unconfirmed_since, ended_at, cause)
+                unconfirmed_since, lost_by, ended_at, cause)
           where a.tenant_id = r.tenant_id and a.allocation_id = r.allocation_id and a.ended_at is null",
         &column.tenant,
         &column.id,
@@ -172,6 +177,7 @@ pub async fn update(tx: &mut Tx, rows: &[AllocationRow]) -> Result<(), StoreErro
         &column.ends_by as _,
         &column.last_sign as _,
         &column.unconfirmed_since as _,
+        &column.lost_by as _,
         &column.ended_at as _,
         &column.cause
     )
@@ -191,6 +197,7 @@ struct Columns {
     ends_by: Vec<Option<At>>,
     last_sign: Vec<Option<At>>,
     unconfirmed_since: Vec<Option<At>>,
+    lost_by: Vec<Option<At>>,
     ended_at: Vec<Option<At>>,
     cause: Vec<String>,
 }
@@ -208,6 +215,7 @@ impl Columns {
             ends_by: time(|r| r.ends_by),
             last_sign: time(|r| r.last_sign),
             unconfirmed_since: time(|r| r.unconfirmed_since),
+            lost_by: time(|r| r.lost_by),
             ended_at: time(|r| r.ended_at),
             cause: rows.iter().map(|r| r.cause.name().to_owned()).collect(),
         }
@@ -221,8 +229,9 @@ impl Columns {
 pub async fn put_off_deadlines(tx: &mut Tx, pool: PoolId, millis: i64) -> Result<(), StoreError> {
     sqlx::query!(
         "update allocation set hold_until = hold_until + make_interval(secs => $2::bigint / 1000.0),
-            ends_by = ends_by + make_interval(secs => $2::bigint / 1000.0)
-          where pool_id = $1 and ended_at is null and (hold_until is not null or ends_by is not null)",
+            ends_by = ends_by + make_interval(secs => $2::bigint / 1000.0),
+            lost_by = lost_by + make_interval(secs => $2::bigint / 1000.0)
+          where pool_id = $1 and ended_at is null and (hold_until, ends_by, lost_by) is distinct from (null, null, null)",
         pool.uuid(),
         millis
     )
@@ -261,7 +270,7 @@ pub async fn get(tx: &mut Tx, allocation: AllocationId) -> Result<Option<Allocat
         Raw,
         "select tenant_id, allocation_id, project_id, pool_id, state, memory, gpus, model, on_node, max_duration_s, requested_by,
             requested_at, queue_number, queue_reasons, hold_until, active_since, ends_by, last_sign, unconfirmed_since,
-            ended_at, cause
+            lost_by, ended_at, cause
            from allocation where allocation_id = $1",
         allocation.uuid()
     )
@@ -294,7 +303,7 @@ pub async fn page(
         Raw,
         "select tenant_id, allocation_id, project_id, pool_id, state, memory, gpus, model, on_node, max_duration_s, requested_by,
             requested_at, queue_number, queue_reasons, hold_until, active_since, ends_by, last_sign, unconfirmed_since,
-            ended_at, cause
+            lost_by, ended_at, cause
            from allocation
           where ($1::uuid is null or tenant_id = $1) and ($2::uuid is null or project_id = $2)
             and ($3::text is null or state = $3) and (not $4 or ended_at is null)
@@ -323,7 +332,7 @@ pub async fn open_of_pool(tx: &mut Tx, pool: PoolId) -> Result<Vec<AllocationRow
         Raw,
         "select tenant_id, allocation_id, project_id, pool_id, state, memory, gpus, model, on_node, max_duration_s, requested_by,
             requested_at, queue_number, queue_reasons, hold_until, active_since, ends_by, last_sign, unconfirmed_since,
-            ended_at, cause
+            lost_by, ended_at, cause
            from allocation where pool_id = $1 and ended_at is null order by queue_number",
         pool.uuid()
     )

@@ -61,6 +61,22 @@ pub async fn renew(tx: &mut Tx, pool: PoolId, term: i64, pool_time: Instant, sec
     if done.rows_affected() == 1 { Ok(()) } else { Err(StoreError::LeaseLost) }
 }
 
+/// Keeps the pool's time with its leadership: what is written at that time is never followed by an earlier time.
+///
+/// # Errors
+/// [`StoreError::LeaseLost`] when another term has begun.
+pub async fn keep_time(tx: &mut Tx, pool: PoolId, term: i64, pool_time: Instant) -> Result<(), StoreError> {
+    let done = sqlx::query!(
+        "update pool_leadership set pool_time = greatest(pool_time, $3) where pool_id = $1 and term = $2",
+        pool.uuid(),
+        term,
+        At(pool_time) as _,
+    )
+    .execute(tx.connection())
+    .await?;
+    if done.rows_affected() == 1 { Ok(()) } else { Err(StoreError::LeaseLost) }
+}
+
 /// Gives the lease up, so that another server need not wait for its end.
 ///
 /// # Errors

@@ -105,6 +105,7 @@ impl Batch<'_> {
             }
             Command::Tick => {
                 self.pass_deadlines()?;
+                self.freed |= self.state.looks_again();
                 Ok(Answer::Done)
             }
             Command::Cut(tenant, edge) => self.cut(*tenant, *edge),
@@ -294,7 +295,7 @@ impl Batch<'_> {
         for gpu in gpus {
             let Some(card) = self.state.cards.get(&gpu) else { continue };
             let service = self.state.service(card);
-            let in_service = !card.missing && !matches!(service, Service::Cordoned | Service::Removed);
+            let in_service = self.state.in_service(card);
             let changed = in_service != card.in_service;
             if self.state.inventory.gpu(gpu).is_none() {
                 let gpu = gpu_of(card, service);

@@ -2,7 +2,7 @@
 
 use super::{Answer, batch::Batch, state::Open};
 use crate::{error::AppError, principal::Principal};
-use metering::silence::{Deadline, Graces, Life, first_deadline};
+use metering::silence::{Deadline, Life, first_deadline};
 use store::interval::UnbilledKind;
 use types::{AllocationId, AllocationState, Cause, Instant, Span, TenantId};
 
@@ -94,6 +94,7 @@ impl Batch<'_> {
         open.row.cause = cause;
         open.row.ended_at = Some(now);
         open.row.unconfirmed_since = None;
+        open.row.lost_by = None;
         open.row.queue_reasons = None;
         let was_granted = from != AllocationState::Queued;
         for index in 0..open.parts.len() {
@@ -143,10 +144,12 @@ impl Batch<'_> {
 
     /// Stops the meter of an active allocation whose node fell silent: final up to its last sign of life, unconfirmed
     /// from there.
-    pub fn stop_meter(&mut self, id: AllocationId, node_heard: Instant) -> Result<(), AppError> {
+    pub fn stop_meter(&mut self, id: AllocationId) -> Result<(), AppError> {
         let mut open = self.take(id)?;
         let now = self.state.time;
-        let lived_until = open.row.last_sign.unwrap_or(node_heard).min(now);
+        let lost_after_s = i64::from(self.state.pool.graces.lost_after_s);
+        // a confirmation is a sign of life, so an active allocation has one
+        let lived_until = open.row.last_sign.unwrap_or(now).min(now);
         for index in 0..open.parts.len() {
             let mut part = open.parts[index].clone();
             let Some(metered_to) = part.metered_to else { continue };
@@ -155,6 +158,7 @@ impl Batch<'_> {
             part.metered_to = Some(until);
             part.unconfirmed_since = Some(until);
             open.row.unconfirmed_since = Some(until);
+            open.row.lost_by = Some(until.plus_secs(lost_after_s));
             self.writes.part(&part);
             open.parts[index] = part;
         }
@@ -178,6 +182,7 @@ impl Batch<'_> {
             }
         }
         let since = open.row.unconfirmed_since.take();
+        open.row.lost_by = None;
         open.row.cause = Cause::Attested;
         self.record(
             &open,
@@ -228,12 +233,12 @@ impl Batch<'_> {
     pub fn pass_deadlines(&mut self) -> Result<(), AppError> {
         self.notice_silence()?;
         let now = self.state.time;
-        let graces = self.graces();
+        let silence_ms = self.silence_ms();
         let mut due: Vec<(Deadline, AllocationId)> = self
             .state
             .open
             .values()
-            .filter_map(|open| Some((first_deadline(self.life(open)?, graces, self.state.leader_since), open)))
+            .filter_map(|open| Some((first_deadline(self.life(open)?, silence_ms, self.state.leader_since), open)))
             .filter(|(deadline, _)| deadline.due <= now)
             .map(|(deadline, open)| (deadline, open.row.allocation_id))
             .collect();
@@ -244,12 +249,19 @@ impl Batch<'_> {
         Ok(())
     }
 
-    pub fn graces(&self) -> Graces {
-        let graces = &self.state.pool.graces;
-        Graces {
-            silence_ms: i64::from(graces.silence_grace_s) * 1000,
-            lost_after_ms: i64::from(graces.lost_after_s) * 1000,
-        }
+    /// Whether no deadline has passed by then, no node fell silent, and no waiting request is to be looked at again.
+    pub fn nothing_is_due(&self, at: Instant) -> bool {
+        let now = self.state.time.max(at);
+        let silence_ms = self.silence_ms();
+        let mut deadlines = self.state.open.values().filter_map(|open| self.life(open));
+        !self.state.looks_again()
+            && self.newly_silent(now).next().is_none()
+            && self.unheard().next().is_none()
+            && deadlines.all(|life| first_deadline(life, silence_ms, self.state.leader_since).due > now)
+    }
+
+    pub fn silence_ms(&self) -> i64 {
+        i64::from(self.state.pool.graces.silence_grace_s) * 1000
     }
 
     /// What an allocation's deadlines depend on; `None` while it waits.
@@ -263,8 +275,10 @@ impl Batch<'_> {
                     .first()
                     .and_then(|part| self.state.nodes.get(&part.node_id))
                     .is_some_and(|node| node.silent);
-                match row.unconfirmed_since {
-                    Some(since) if node_silent => Some(Life::Unconfirmed { ends_by: row.ends_by, since }),
+                match row.unconfirmed_since.zip(row.lost_by) {
+                    Some((since, lost_by)) if node_silent => {
+                        Some(Life::Unconfirmed { ends_by: row.ends_by, since, lost_by })
+                    }
                     _ => row
                         .last_sign
                         .or(row.active_since)

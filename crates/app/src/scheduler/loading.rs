@@ -4,7 +4,7 @@ use super::state::{Card, Node, Open, PoolState};
 use crate::error::AppError;
 use placement::{Gpu, Inventory, Service};
 use std::collections::{BTreeMap, BTreeSet};
-use store::{Tx, leadership::Lease};
+use store::{Tx, leadership::Lease, node::NodeState};
 use types::{AllocationId, AllocationState, Bytes, Instant, PoolId};
 
 /// Reads the pool's open state. `now` is when the leadership began.
@@ -57,7 +57,10 @@ pub(super) async fn load(tx: &mut Tx, pool: PoolId, lease: Lease, now: Instant) 
     for row in store::gpu::page(tx, Some(state.pool.pool_id), None, None, i64::MAX).await? {
         let (occupancy_sequence, capacity_sequence, in_service) =
             heads.get(&row.gpu_id).copied().unwrap_or((0, 0, false));
-        let card = Card { occupancy_sequence, capacity_sequence, in_service, held: Bytes::ZERO, missing: false, row };
+        // a card that is out of service though its node is not was left out of the node's last report
+        let active = state.nodes.get(&row.node_id).is_some_and(|node| node.row.state == NodeState::Active);
+        let missing = active && !in_service;
+        let card = Card { occupancy_sequence, capacity_sequence, in_service, held: Bytes::ZERO, missing, row };
         let service = state.service(&card);
         state.inventory.upsert_gpu(gpu_of(&card, service)).map_err(inconsistent)?;
         state.cards.insert(card.row.gpu_id, card);
@@ -71,7 +74,7 @@ async fn load_allocations(tx: &mut Tx, state: &mut PoolState) -> Result<(), AppE
         if row.state == AllocationState::Queued {
             state.queue.insert(row.queue_number, row.allocation_id);
         }
-        state.open.insert(row.allocation_id, Open { row, parts: Vec::new(), waits_for_quota: false });
+        state.open.insert(row.allocation_id, Open { row, parts: Vec::new(), look_again: true });
     }
     for part in store::part::open_of_pool(tx, state.pool.pool_id).await? {
         state.inventory.add_part(part.gpu_id, part.part_id, part.bytes).map_err(inconsistent)?;

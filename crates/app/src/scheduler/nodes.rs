@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use store::{
     gpu::GpuRow,
     node::{NodeState, Presence},
+    part::PartRow,
 };
 use types::{
     AllocationId, AllocationState, Bytes, Cause, GpuId, NodeId,
@@ -57,23 +58,30 @@ impl Batch<'_> {
     /// stored with the next renewal of the lease.
     pub fn is_routine(&self, node_id: NodeId, report: &NodeReport) -> bool {
         let Some(node) = self.state.nodes.get(&node_id) else { return false };
-        let gpus_known = report.gpus.iter().all(|gpu| {
-            self.card_of(&gpu.uuid).is_some_and(|card| {
-                card.row.node_id == node_id && !card.missing && card.row.memory_total == gpu.memory_total
-            })
-        });
         let cards = self.state.cards.values().filter(|card| card.row.node_id == node_id && !card.missing).count();
         node.reported
             && !node.silent
             && node.row.state != NodeState::Removed
             && node.row.boot_id.as_deref() == Some(report.boot_id.as_str())
-            && gpus_known
             && cards == report.gpus.len()
+            && report.gpus.iter().all(|gpu| self.is_as_known(node_id, gpu))
             && report.exited.is_empty()
             && report
                 .alive
                 .iter()
                 .all(|id| self.state.open.get(id).is_none_or(|open| open.row.unconfirmed_since.is_none()))
+    }
+
+    /// Whether what a node says of a card changes no journal and serves no waiting request.
+    fn is_as_known(&self, node_id: NodeId, gpu: &GpuReport) -> bool {
+        let Some(card) = self.card_of(&gpu.uuid) else { return false };
+        let seen = self.state.inventory.gpu(card.row.gpu_id);
+        let strangers = seen.and_then(placement::Gpu::unattributed);
+        card.row.node_id == node_id
+            && !card.missing
+            && card.in_service == self.state.in_service(card)
+            && !is_resized(&card.row, gpu, false)
+            && (self.state.queue.is_empty() || strangers <= seen.and_then(|seen| unattributed(seen, gpu)))
     }
 
     fn node(&self, node: NodeId) -> Result<&Node, AppError> {
@@ -112,12 +120,11 @@ impl Batch<'_> {
     /// A card as its node reports it: new, moved, or with another capacity. A capacity changes only while nothing is
     /// granted on the card, so that it never shrinks under a grant.
     fn report_gpu(&mut self, node_id: NodeId, gpu: &GpuReport, first_of_boot: bool) -> Result<(), AppError> {
-        let allocatable = gpu.memory_total.less(gpu.driver_overhead.unwrap_or(Bytes::ZERO));
+        let allocatable = allocatable(gpu);
         let Some(card) = self.card_of(&gpu.uuid) else { return self.new_gpu(node_id, gpu, allocatable) };
         let gpu_id = card.row.gpu_id;
         let moved = card.row.node_id != node_id;
-        let resized = card.row.memory_total != gpu.memory_total
-            || (card.row.allocatable != allocatable && (first_of_boot || card.row.driver_overhead.is_none()));
+        let resized = is_resized(&card.row, gpu, first_of_boot);
         let empty = self.state.inventory.gpu(gpu_id).is_none_or(|g| g.parts().count() == 0);
         if moved && !empty {
             return Err(AppError::conflict(
@@ -136,9 +143,7 @@ impl Batch<'_> {
             self.writes.changed_gpus.push(card.row.clone());
             self.place_card(gpu_id)?;
         }
-        let granted = self.state.inventory.gpu(gpu_id).map_or(Bytes::ZERO, placement::Gpu::granted);
-        // what the card says is in use beyond all grants belongs to nobody that we know, and is nobody's to give
-        let unattributed = gpu.memory_used.map(|used| used.less(granted));
+        let unattributed = self.state.inventory.gpu(gpu_id).and_then(|seen| unattributed(seen, gpu));
         self.state.inventory.set_unattributed(gpu_id, unattributed).map_err(super::loading::inconsistent)?;
         if let Some(card) = self.state.cards.get_mut(&gpu_id) {
             card.missing = false;
@@ -264,19 +269,19 @@ impl Batch<'_> {
         Ok(Answer::Done)
     }
 
+    /// Nodes that have just fallen silent, and since when.
+    pub fn newly_silent(&self, now: types::Instant) -> impl Iterator<Item = (NodeId, types::Instant)> {
+        let (leader_since, grace) = (self.state.leader_since, self.silence_ms());
+        let listened_to = self.state.nodes.values().filter(|n| !n.silent && n.row.state != NodeState::Removed);
+        listened_to.filter_map(move |node| {
+            let since = metering::silence::silent_since(now, node.row.last_heard, leader_since, grace)?;
+            Some((node.row.node_id, since))
+        })
+    }
+
     /// Stops the meters on nodes that fell silent. Their memory stays held.
     pub fn notice_silence(&mut self) -> Result<(), AppError> {
-        let (now, leader_since, grace) = (self.state.time, self.state.leader_since, self.graces().silence_ms);
-        let silent: Vec<(NodeId, types::Instant)> = self
-            .state
-            .nodes
-            .values()
-            .filter(|node| !node.silent && node.row.state != NodeState::Removed)
-            .filter_map(|node| {
-                let since = metering::silence::silent_since(now, node.row.last_heard, leader_since, grace)?;
-                Some((node.row.node_id, since))
-            })
-            .collect();
+        let silent: Vec<(NodeId, types::Instant)> = self.newly_silent(self.state.time).collect();
         for (node_id, since) in silent {
             if let Some(node) = self.state.nodes.get_mut(&node_id) {
                 node.silent = true;
@@ -288,14 +293,38 @@ impl Batch<'_> {
                 }
             }
             self.refresh_service(node_id)?;
-            let active: Vec<AllocationId> =
-                self.state.open.keys().copied().filter(|id| self.active_on(node_id, *id)).collect();
-            for id in active {
-                if self.state.open.get(&id).is_some_and(|open| open.row.unconfirmed_since.is_none()) {
-                    self.stop_meter(id, since)?;
-                }
-            }
+        }
+        let unheard: Vec<AllocationId> = self.unheard().collect();
+        for id in unheard {
+            self.stop_meter(id)?;
         }
         Ok(())
     }
+
+    /// Allocations that are metered although their node is silent: it has just fallen silent, or they were confirmed
+    /// since it did.
+    pub fn unheard(&self) -> impl Iterator<Item = AllocationId> {
+        let on_silent = |part: &PartRow| self.state.nodes.get(&part.node_id).is_some_and(|node| node.silent);
+        let active = self.state.open.values().filter(|open| open.row.state == AllocationState::Active);
+        active
+            .filter(move |open| open.row.unconfirmed_since.is_none() && open.parts.iter().any(on_silent))
+            .map(|open| open.row.allocation_id)
+    }
+}
+
+/// What a card can give when it is empty.
+fn allocatable(gpu: &GpuReport) -> Bytes {
+    gpu.memory_total.less(gpu.driver_overhead.unwrap_or(Bytes::ZERO))
+}
+
+/// Whether a report gives a card another capacity. What the driver keeps wavers, so it is taken at boot, or when it
+/// becomes known.
+fn is_resized(card: &GpuRow, gpu: &GpuReport, first_of_boot: bool) -> bool {
+    card.memory_total != gpu.memory_total
+        || (card.allocatable != allocatable(gpu) && (first_of_boot || card.driver_overhead.is_none()))
+}
+
+/// What a card says is in use beyond all grants: it belongs to nobody that we know, and is nobody's to give.
+fn unattributed(seen: &placement::Gpu, gpu: &GpuReport) -> Option<Bytes> {
+    gpu.memory_used.map(|used| used.less(seen.granted()))
 }

@@ -60,13 +60,13 @@ impl Batch<'_> {
         }
     }
 
-    /// GPUs that waiting requests could use: a later request never takes one of them.
+    /// GPUs that waiting requests could use: a later request never takes one of them. Who waits for quota keeps none.
     fn closed_to_newcomers(&self) -> BTreeSet<GpuId> {
-        let waiting = self.state.queue.values().filter_map(|id| self.state.open.get(id));
-        placement::closed_by(
-            &self.state.inventory,
-            waiting.filter(|open| !open.waits_for_quota).map(|open| &open.row.request),
-        )
+        let waiting = self.state.queue.values().filter_map(|id| self.state.open.get(id)).map(|open| &open.row);
+        let within_quota = waiting.filter(|row| {
+            quota::decide(&self.accounts(row.tenant_id, row.project_id), Ask::from(&row.request)).is_ok()
+        });
+        placement::closed_by(&self.state.inventory, within_quota.map(|row| &row.request))
     }
 
     fn dry(&self, decision: Decision) -> DryRun {
@@ -111,10 +111,11 @@ impl Batch<'_> {
             ends_by: None,
             last_sign: None,
             unconfirmed_since: None,
+            lost_by: None,
             ended_at: None,
             cause: Cause::Requested,
         };
-        let open = Open { row, parts: Vec::new(), waits_for_quota: false };
+        let open = Open { row, parts: Vec::new(), look_again: false };
         self.record(&open, None, Cause::Requested, &new.actor.to_string(), serde_json::json!(new.request));
         self.writes.new_allocations.insert(allocation_id, open.row.clone());
         self.state.queue.insert(open.row.queue_number, allocation_id);
@@ -195,9 +196,9 @@ impl Batch<'_> {
         Ok(())
     }
 
-    fn keep_waiting(&mut self, id: AllocationId, waits_for_quota: bool, reasons: serde_json::Value) {
+    fn keep_waiting(&mut self, id: AllocationId, look_again: bool, reasons: serde_json::Value) {
         let Some(open) = self.state.open.get_mut(&id) else { return };
-        open.waits_for_quota = waits_for_quota;
+        open.look_again = look_again;
         if open.row.queue_reasons.as_ref() != Some(&reasons) {
             open.row.queue_reasons = Some(reasons);
             self.writes.allocation(&open.row);

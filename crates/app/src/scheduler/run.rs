@@ -14,7 +14,7 @@ use std::{
 };
 use store::{Store, StoreError};
 use tokio::{sync::mpsc, time::Instant as Monotonic};
-use types::{AllocationId, Clock, Instant, PoolId, ServerId};
+use types::{AllocationId, AllocationState, Clock, Instant, PoolId, ServerId};
 
 /// One pool's loop on this server.
 pub(super) struct Loop {
@@ -107,6 +107,8 @@ impl Loop {
         // nobody listened meanwhile, so no deadline may have run out because of that
         let leaderless_ms = now.since(lease.pool_time).max(0);
         store::allocation::put_off_deadlines(&mut tx, self.pool, leaderless_ms).await?;
+        // so that the next leader adds only what comes after
+        store::leadership::keep_time(&mut tx, self.pool, lease.term, now).await?;
         tx.commit().await?;
         let mut tx = self.store.begin("load_pool", scope()).await?;
         let state = loading::load(&mut tx, self.pool, lease, now).await?;
@@ -234,6 +236,10 @@ impl Loop {
             // in order: what came behind a command that needs a transaction waits for it
             let answer = match &pending.command {
                 Command::Look if rest.is_empty() => Ok(Answer::Look(memory.state.look())),
+                Command::Tick if rest.is_empty() && memory.nothing_is_due(pending.at) => {
+                    memory.state.time = memory.state.time.max(pending.at);
+                    Ok(Answer::Done)
+                }
                 Command::Renew(..) if rest.is_empty() => memory.apply(&pending.command, pending.at),
                 Command::Report(node, report) if rest.is_empty() && memory.is_routine(*node, report) => {
                     memory.apply(&pending.command, pending.at)
@@ -293,8 +299,9 @@ impl Loop {
         if writes.is_empty() {
             return Ok(answers);
         }
-        let now = batch.state.time;
+        let (now, term) = (batch.state.time, batch.state.term);
         writes.flush(&mut tx, now).await?;
+        store::leadership::keep_time(&mut tx, self.pool, term, now).await?;
         tx.commit().await?;
         for id in changed {
             // nobody may be waiting
@@ -317,24 +324,39 @@ impl Loop {
             }
             return;
         }
+        let sure_until = leading.sure_until;
         let lease = store::leadership::Lease { term: leading.state.term, pool_time: leading.state.time };
         let reloaded = async {
             let mut tx = self.store.begin("load_pool", scope()).await?;
             let mut state = loading::load(&mut tx, self.pool, lease, leading.state.time).await?;
             state.leader_since = leading.state.leader_since;
-            for (id, node) in &leading.state.nodes {
-                if let Some(loaded) = state.nodes.get_mut(id) {
-                    loaded.reported = node.reported;
-                }
-            }
+            keep_signs(&mut state, leading.state);
             Ok::<_, AppError>(state)
         }
         .await;
         match reloaded {
-            Ok(state) => self.leading = Some(Leadership { state, sure_until: leading.sure_until }),
+            Ok(state) => self.leading = Some(Leadership { state, sure_until }),
             Err(error) => tracing::error!(pool = %self.pool, %error, "the pool's state could not be read anew"),
         }
     }
+}
+
+/// What was heard and not stored yet was heard all the same.
+fn keep_signs(state: &mut PoolState, heard: PoolState) {
+    for (id, node) in heard.nodes {
+        if let Some(loaded) = state.nodes.get_mut(&id) {
+            loaded.reported = node.reported;
+            loaded.row.last_heard = loaded.row.last_heard.max(node.row.last_heard);
+        }
+    }
+    for id in &heard.fresh_signs {
+        let sign = heard.open.get(id).and_then(|open| open.row.last_sign);
+        if let Some(loaded) = state.open.get_mut(id).filter(|open| open.row.state == AllocationState::Active) {
+            loaded.row.last_sign = loaded.row.last_sign.max(sign);
+            state.fresh_signs.insert(*id);
+        }
+    }
+    state.fresh_nodes = heard.fresh_nodes;
 }
 
 async fn loading_node(tx: &mut store::Tx, state: &mut PoolState, node: types::NodeId) -> Result<(), AppError> {
