@@ -1,1 +1,17 @@
+//! Tests through the real product and a real Postgres: one module per noun. `world` drives the product in process, at a
+//! time that stands until a test moves it.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod balance;
+mod charge;
+mod invoice;
+mod queue;
+mod quota;
+mod reading;
+mod scheduler;
+mod schema;
+mod scope;
+mod set_aside;
+mod take_over;
+mod world;
