@@ -1,1 +1,22 @@
-//! The one binary.
+//! Everything behind the command line of the one binary.
+
+mod admin;
+mod allocation;
+pub mod cli;
+mod client;
+mod config;
+mod database;
+pub mod demo;
+mod doctor;
+mod duration;
+mod error;
+mod invoice;
+mod log;
+mod node;
+mod output;
+mod problem;
+mod run;
+mod secret;
+mod serve;
+mod token;
+mod usage;

@@ -57,17 +57,21 @@ impl Server {
     pub(crate) fn pid(&self) -> u32 {
         self.postgres.id()
     }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.postgres.try_wait(), Ok(None))
+    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         // An error here means that the process is gone already, which is what is wanted.
         if self.folder.ephemeral {
-            signal(&self.postgres, Signal::SIGQUIT);
+            signal(&mut self.postgres, Signal::SIGQUIT);
         } else {
-            signal(&self.postgres, Signal::SIGINT);
+            signal(&mut self.postgres, Signal::SIGINT);
             if !ends_within(&mut self.postgres, STOP_LIMIT) {
-                signal(&self.postgres, Signal::SIGQUIT);
+                signal(&mut self.postgres, Signal::SIGQUIT);
             }
         }
         if !ends_within(&mut self.postgres, LEAVE_LIMIT) {
@@ -298,8 +302,11 @@ fn residents(cluster: &Path) -> Vec<u32> {
         .collect()
 }
 
-fn signal(child: &Child, signal: Signal) {
-    if let Ok(pid) = i32::try_from(child.id()) {
+fn signal(child: &mut Child, signal: Signal) {
+    // a number that was waited for may belong to somebody else by now
+    if matches!(child.try_wait(), Ok(None))
+        && let Ok(pid) = i32::try_from(child.id())
+    {
         // an error means that it is gone already
         let _ = kill(Pid::from_raw(pid), signal);
     }

@@ -213,6 +213,11 @@ impl Running {
         self.programs.as_deref()
     }
 
+    /// Whether the server ended by itself, if this process started it: only then is there something to start again.
+    pub fn has_ended(&mut self) -> bool {
+        self.started.as_mut().is_some_and(cluster::Server::has_ended)
+    }
+
     /// The server's process, if this process started it.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
