@@ -229,6 +229,7 @@ create table allocation (
     constraint allocation_unconfirmed_has_deadline check ((unconfirmed_since is null) = (lost_by is null)),
     constraint allocation_ended_has_end check ((ended_at is not null) = (state not in ('queued', 'held', 'active')))
 );
+create index allocation_by_id on allocation (allocation_id);
 create index allocation_open on allocation (pool_id) where ended_at is null;
 
 -- One device of an allocation. The open state of its meter: metered from active_from, final up to metered_to.
@@ -260,6 +261,7 @@ create index part_open on part (pool_id) where ended_at is null;
 create index part_of_node on part (node_id, ended_at);
 create index part_by_gpu on part (gpu_id, held_from);
 create index part_by_id on part (part_id);
+create index part_of_allocation on part (allocation_id);
 
 -- A request's key: claimed before deciding, kept seven days with what was decided.
 create table request_key (
@@ -287,7 +289,7 @@ create table occupancy (
     constraint occupancy_key primary key (gpu_id, sequence),
     constraint occupancy_is_not_negative check (held >= 0 and granted >= 0 and slack >= 0 and free >= 0)
 );
-create index occupancy_by_time on occupancy (gpu_id, at);
+create index occupancy_by_time on occupancy (gpu_id, at, sequence);
 
 -- What a GPU could give, and whether it was in service, from when.
 create table gpu_capacity (

@@ -101,6 +101,12 @@ impl App {
         Self { store, clock, random, sessions, schedulers, months: std::sync::Arc::default() }
     }
 
+    /// The same, seen at another time: for replay.
+    #[must_use]
+    pub fn with_clock(&self, clock: Clock) -> Self {
+        Self { clock, ..self.clone() }
+    }
+
     /// A new id of any kind at the present time: `let id: TenantId = app.id(TenantId::new)`.
     pub fn id<T>(&self, make: impl FnOnce(types::Instant, [u8; 10]) -> T) -> T {
         make(self.clock.now(), self.random.bytes())

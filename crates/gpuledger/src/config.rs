@@ -264,7 +264,8 @@ impl Config {
     /// How pools are scheduled.
     #[must_use]
     pub fn schedulers(&self) -> SchedulerSettings {
-        SchedulerSettings { lease: self.scheduler.lease, tick: Some(self.scheduler.tick), batch: self.scheduler.batch }
+        let Scheduler { lease, tick, batch, .. } = self.scheduler;
+        SchedulerSettings { lease, tick: Some(tick), batch, ..SchedulerSettings::default() }
     }
 
     /// The file that `gpuledger node join` writes.

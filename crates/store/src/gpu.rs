@@ -302,10 +302,12 @@ pub async fn insert_occupancy(tx: &mut Tx, rows: &[Occupancy]) -> Result<(), Sto
 pub async fn occupancy_of(tx: &mut Tx, gpus: &[GpuId], span: types::Span) -> Result<Vec<Occupancy>, StoreError> {
     let ids: Vec<Uuid> = gpus.iter().map(|g| g.uuid()).collect();
     let rows = sqlx::query!(
-        "select gpu_id, sequence, at, held, granted, slack, free from occupancy o
-          where gpu_id = any($1) and at < $3
-            and sequence >= coalesce((select max(b.sequence) from occupancy b where b.gpu_id = o.gpu_id and b.at <= $2), 0)
-          order by gpu_id, sequence",
+        "select o.gpu_id, o.sequence, o.at, o.held, o.granted, o.slack, o.free
+           from (select g.gpu_id, coalesce((select b.sequence from occupancy b where b.gpu_id = g.gpu_id and b.at <= $2
+                    order by b.at desc, b.sequence desc limit 1), 0) as first
+                   from unnest($1::uuid[]) as g (gpu_id)) g
+           join occupancy o on o.gpu_id = g.gpu_id and o.sequence >= g.first and o.at < $3
+          order by o.gpu_id, o.sequence",
         &ids,
         At(span.start()) as _,
         At(span.end()) as _

@@ -35,6 +35,8 @@ pub(super) struct Batch<'a> {
     pub writes: Writes,
     /// Whether something became free, so that waiting requests are looked at.
     pub freed: bool,
+    /// Allocations that this batch ended, as they ended.
+    pub ended: BTreeMap<AllocationId, crate::allocation::AllocationView>,
     /// Allocations that changed.
     pub changed: BTreeSet<AllocationId>,
 }
@@ -105,7 +107,6 @@ impl Batch<'_> {
             }
             Command::Tick => {
                 self.pass_deadlines()?;
-                self.freed |= self.state.looks_again();
                 Ok(Answer::Done)
             }
             Command::Cut(tenant, edge) => self.cut(*tenant, *edge),
@@ -123,11 +124,14 @@ impl Batch<'_> {
         if theirs { Ok(Some(open)) } else { Err(AppError::NotFound("allocation")) }
     }
 
-    /// The answer that shows an open allocation as it stands.
+    /// The answer that shows an allocation as it stands, open or ended by this batch.
     pub fn show(&self, id: AllocationId, made: bool) -> Answer {
         match self.state.open.get(&id) {
             Some(open) => Answer::Allocation(Box::new(self.state.view(open)), made),
-            None => Answer::Stored(id),
+            None => match self.ended.get(&id) {
+                Some(view) => Answer::Allocation(Box::new(view.clone()), made),
+                None => Answer::Stored(id),
+            },
         }
     }
 

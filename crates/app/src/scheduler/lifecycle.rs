@@ -70,7 +70,7 @@ impl Batch<'_> {
         };
         let now = self.state.time;
         self.end(id, cause, now, &by.actor().to_string())?;
-        Ok(Answer::Stored(id))
+        Ok(self.show(id, false))
     }
 
     /// The request is withdrawn before its workload started.
@@ -81,7 +81,7 @@ impl Batch<'_> {
         }
         let now = self.state.time;
         self.end(id, Cause::Cancelled, now, &by.actor().to_string())?;
-        Ok(Answer::Stored(id))
+        Ok(self.show(id, false))
     }
 
     /// Ends an allocation now. It counts as having lived until `lived_until`: that much is metered; what it kept beyond
@@ -123,6 +123,7 @@ impl Batch<'_> {
         let detail = serde_json::json!({ "lived_until": lived_until });
         self.record(&open, Some(from), cause, actor, detail);
         self.writes.allocation(&open.row);
+        self.ended.insert(id, self.state.view(&open));
         Ok(())
     }
 
@@ -249,13 +250,12 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Whether no deadline has passed by then, no node fell silent, and no waiting request is to be looked at again.
+    /// Whether no deadline has passed by then, and no node fell silent.
     pub fn nothing_is_due(&self, at: Instant) -> bool {
         let now = self.state.time.max(at);
         let silence_ms = self.silence_ms();
         let mut deadlines = self.state.open.values().filter_map(|open| self.life(open));
-        !self.state.looks_again()
-            && self.newly_silent(now).next().is_none()
+        self.newly_silent(now).next().is_none()
             && self.unheard().next().is_none()
             && deadlines.all(|life| first_deadline(life, silence_ms, self.state.leader_since).due > now)
     }

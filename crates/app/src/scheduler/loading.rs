@@ -74,7 +74,7 @@ async fn load_allocations(tx: &mut Tx, state: &mut PoolState) -> Result<(), AppE
         if row.state == AllocationState::Queued {
             state.queue.insert(row.queue_number, row.allocation_id);
         }
-        state.open.insert(row.allocation_id, Open { row, parts: Vec::new(), look_again: true });
+        state.open.insert(row.allocation_id, Open { row, parts: Vec::new() });
     }
     for part in store::part::open_of_pool(tx, state.pool.pool_id).await? {
         state.inventory.add_part(part.gpu_id, part.part_id, part.bytes).map_err(inconsistent)?;

@@ -161,11 +161,19 @@ pub struct SchedulerSettings {
     pub tick: Option<Duration>,
     /// The most commands in one batch, and the most that wait for one.
     pub batch: usize,
+    /// How often waiting requests are looked at although nothing became free in their pool: quota is a tenant's, and what
+    /// other pools take or give back is not heard here.
+    pub look: Duration,
 }
 
 impl Default for SchedulerSettings {
     fn default() -> Self {
-        Self { lease: Duration::from_secs(4), tick: Some(Duration::from_millis(500)), batch: 256 }
+        Self {
+            lease: Duration::from_secs(4),
+            tick: Some(Duration::from_millis(500)),
+            batch: 256,
+            look: Duration::from_secs(2),
+        }
     }
 }
 

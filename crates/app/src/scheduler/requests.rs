@@ -115,7 +115,7 @@ impl Batch<'_> {
             ended_at: None,
             cause: Cause::Requested,
         };
-        let open = Open { row, parts: Vec::new(), look_again: false };
+        let open = Open { row, parts: Vec::new() };
         self.record(&open, None, Cause::Requested, &new.actor.to_string(), serde_json::json!(new.request));
         self.writes.new_allocations.insert(allocation_id, open.row.clone());
         self.state.queue.insert(open.row.queue_number, allocation_id);
@@ -173,6 +173,11 @@ impl Batch<'_> {
         Ok(())
     }
 
+    /// Whether any request waits.
+    pub fn someone_waits(&self) -> bool {
+        !self.state.queue.is_empty()
+    }
+
     /// Places waiting requests in order of arrival. One that waits for quota keeps nothing from the others; one that
     /// waits for room keeps every GPU that it could use.
     pub fn scan_queue(&mut self) -> Result<(), AppError> {
@@ -182,23 +187,22 @@ impl Batch<'_> {
             let Some(open) = self.state.open.get(&id) else { continue };
             let (tenant, project, request) = (open.row.tenant_id, open.row.project_id, open.row.request.clone());
             if let Err(violations) = quota::decide(&self.accounts(tenant, project), Ask::from(&request)) {
-                self.keep_waiting(id, true, serde_json::json!({ "quota": violations }));
+                self.keep_waiting(id, serde_json::json!({ "quota": violations }));
                 continue;
             }
             match placement::place(&self.state.inventory, &request, &closed) {
                 Ok(placement) => self.hold(id, &placement)?,
                 Err(no_room) => {
                     closed.extend(placement::could_use(&self.state.inventory, &request));
-                    self.keep_waiting(id, false, serde_json::json!(no_room));
+                    self.keep_waiting(id, serde_json::json!(no_room));
                 }
             }
         }
         Ok(())
     }
 
-    fn keep_waiting(&mut self, id: AllocationId, look_again: bool, reasons: serde_json::Value) {
+    fn keep_waiting(&mut self, id: AllocationId, reasons: serde_json::Value) {
         let Some(open) = self.state.open.get_mut(&id) else { return };
-        open.look_again = look_again;
         if open.row.queue_reasons.as_ref() != Some(&reasons) {
             open.row.queue_reasons = Some(reasons);
             self.writes.allocation(&open.row);

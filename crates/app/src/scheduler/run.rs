@@ -26,6 +26,8 @@ pub(super) struct Loop {
     settings: SchedulerSettings,
     changes: tokio::sync::broadcast::Sender<AllocationId>,
     leading: Option<Leadership>,
+    /// When waiting requests were last looked at.
+    looked: Option<Monotonic>,
 }
 
 /// A leadership in course.
@@ -46,6 +48,7 @@ impl Loop {
             settings: app.schedulers.settings,
             changes: app.schedulers.changes.clone(),
             leading: None,
+            looked: None,
         }
     }
 
@@ -219,8 +222,14 @@ impl Loop {
         }
     }
 
+    /// Whether waiting requests are to be looked at although nothing became free here.
+    fn looks(&self) -> bool {
+        self.looked.is_none_or(|looked| looked.elapsed() >= self.settings.look)
+    }
+
     /// Answers what needs no transaction; gives back the rest. Only while the lease is sure.
     fn answer_from_memory(&mut self, batch: Vec<Pending>) -> Vec<Pending> {
+        let looks = self.looks();
         let Some(leading) = self.leading.as_mut().filter(|l| l.sure_until > Monotonic::now()) else { return batch };
         let mut rest = Vec::with_capacity(batch.len());
         for pending in batch {
@@ -231,12 +240,15 @@ impl Loop {
                 keys: BTreeMap::new(),
                 writes: Writes::default(),
                 freed: false,
+                ended: BTreeMap::new(),
                 changed: BTreeSet::new(),
             };
             // in order: what came behind a command that needs a transaction waits for it
             let answer = match &pending.command {
                 Command::Look if rest.is_empty() => Ok(Answer::Look(memory.state.look())),
-                Command::Tick if rest.is_empty() && memory.nothing_is_due(pending.at) => {
+                Command::Tick
+                    if rest.is_empty() && memory.nothing_is_due(pending.at) && !(looks && memory.someone_waits()) =>
+                {
                     memory.state.time = memory.state.time.max(pending.at);
                     Ok(Answer::Done)
                 }
@@ -256,6 +268,7 @@ impl Loop {
 
     /// One transaction for all the commands.
     async fn attempt(&mut self, commands: &[(&Command, Instant)]) -> Result<Vec<Result<Answer, AppError>>, AppError> {
+        let looks = self.looks();
         let not_leading = || AppError::Unavailable("this server does not lead the pool at present".into());
         let leading = self.leading.as_mut().ok_or_else(not_leading)?;
         let state = &mut leading.state;
@@ -280,6 +293,7 @@ impl Loop {
             keys,
             writes: Writes::default(),
             freed: false,
+            ended: BTreeMap::new(),
             changed: BTreeSet::new(),
         };
         let mut answers = Vec::with_capacity(commands.len());
@@ -290,8 +304,10 @@ impl Loop {
             }
             answers.push(answer);
             // in between, so that what one command frees goes to the first that waits, and not to a later command
-            if std::mem::take(&mut batch.freed) {
+            let looks = looks && matches!(command, Command::Tick);
+            if std::mem::take(&mut batch.freed) || looks {
                 batch.scan_queue()?;
+                self.looked = Some(Monotonic::now());
             }
         }
         let changed = std::mem::take(&mut batch.changed);

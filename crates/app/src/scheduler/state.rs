@@ -69,9 +69,6 @@ pub(super) struct Card {
 pub(super) struct Open {
     pub row: AllocationRow,
     pub parts: Vec<PartRow>,
-    /// A queued request that waited for quota when it was last looked at, or that this leader has not looked at yet. What
-    /// other pools give back is not heard here, so such a request is looked at again with each tick.
-    pub look_again: bool,
 }
 
 impl PoolState {
@@ -94,11 +91,6 @@ impl PoolState {
     /// Whether the capacity journal counts a card as in service. Silence is not its matter: the presence journal has it.
     pub fn in_service(&self, card: &Card) -> bool {
         !card.missing && !matches!(self.service(card), Service::Cordoned | Service::Removed)
-    }
-
-    /// Whether some waiting request is to be looked at although nothing became free here.
-    pub fn looks_again(&self) -> bool {
-        self.queue.values().filter_map(|id| self.open.get(id)).any(|open| open.look_again)
     }
 
     /// How many requests wait in front of this one.
