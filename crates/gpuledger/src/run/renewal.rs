@@ -12,18 +12,21 @@ use types::AllocationId;
 /// Between two tries while the server is away, at first.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Renews every so often until the allocation has ended, and says how it ended: also soon after `longest`, where it has a
-/// maximum duration. While the server is away the command runs on, and renewal is tried ever less often.
+/// Renews every so often until the allocation has ended, or has run for its `longest`, and says which. While the server
+/// is away the command runs on, and renewal is tried ever less often.
 pub(super) async fn keep(client: &Client, id: AllocationId, every: Duration, longest: Option<Duration>) -> String {
     let client = client.with_patience(Duration::ZERO);
     let every = every.max(Duration::from_millis(200));
-    // the server lets it end at its next look after that
-    let mut ends = longest.map(|longest| Instant::now() + longest + FIRST_PAUSE);
+    let ends = longest.map(|longest| Instant::now() + longest);
     let mut pause = every;
     let mut is_away = false;
     loop {
         let next = Instant::now() + pause;
-        sleep_until(ends.take_if(|end| *end < next).unwrap_or(next)).await;
+        if let Some(end) = ends.filter(|end| *end <= next) {
+            sleep_until(end).await;
+            return "has run for its maximum duration".to_owned();
+        }
+        sleep_until(next).await;
         match allocation::change(&client, id, "renew").await {
             Ok(_) => {
                 if is_away {
