@@ -69,6 +69,8 @@ const OLDEST_POSTGRES: i32 = 150_000;
 const SKEW_MS: i64 = 2_000;
 /// How long a task may be overdue before nobody seems to run it, in milliseconds.
 const OVERDUE_MS: i64 = 300_000;
+/// Findings of one check that are shown one by one.
+const SHOWN: usize = 20;
 /// How long one check may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -108,7 +110,7 @@ pub async fn examine(app: &App, url: &str) -> Vec<Finding> {
         ("set-aside", within(set_aside(app)).await),
     ] {
         match examined {
-            Ok(found) => findings.extend(found),
+            Ok(found) => findings.extend(shortened(check, found)),
             Err(error) => findings.push(Finding::problem(
                 check,
                 format!("could not be checked: {error}"),
@@ -117,6 +119,16 @@ pub async fn examine(app: &App, url: &str) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// The first of many findings of one check, and how many more there are.
+fn shortened(check: &'static str, mut found: Vec<Finding>) -> Vec<Finding> {
+    let more = found.split_off(SHOWN.min(found.len()));
+    if let Some(worst) = more.iter().map(|finding| finding.severity).max() {
+        let what = format!("and {} more", more.len());
+        found.push(Finding { check, severity: worst, what, remedy: None });
+    }
+    found
 }
 
 async fn within(check: impl Future<Output = Result<Vec<Finding>, AppError>>) -> Result<Vec<Finding>, AppError> {
@@ -407,6 +419,15 @@ mod tests {
             })
             .collect();
         Series { series: "GL".into(), last_serial: count, head_hash, links }
+    }
+
+    #[test]
+    fn many_findings_are_shortened_and_stay_as_bad() {
+        let many: Vec<Finding> = (0..25).map(|n| Finding::problem("nodes", n.to_string(), "look")).collect();
+        let few = shortened("nodes", many.clone());
+        assert_eq!(few.len(), 21);
+        assert_eq!((few[20].severity, few[20].what.as_str()), (Severity::Problem, "and 5 more"));
+        assert_eq!(shortened("nodes", many[..20].to_vec()), many[..20]);
     }
 
     #[test]
