@@ -1,7 +1,7 @@
 //! The configuration: defaults, then the file, then the environment. Every key is documented in `config.default.toml`,
 //! which is also where the defaults come from; a key that is not there is refused.
 
-use crate::{duration, error::CliError};
+use crate::{duration, error::CliError, log::LogFormat};
 use agent::{AgentSettings, SimulatedGpu, SourceSettings, WindowLength};
 use app::{SchedulerSettings, SessionSettings, session::Lifetime};
 use figment::{
@@ -131,16 +131,6 @@ pub struct Simulated {
 pub struct Log {
     pub format: LogFormat,
     pub filter: String,
-}
-
-/// How events are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// For machines: one object a line.
-    Json,
 }
 
 /// Why the configuration cannot be used.

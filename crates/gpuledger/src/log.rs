@@ -1,11 +1,19 @@
 //! What is said on standard error.
 
-use crate::{
-    config::{Config, LogFormat},
-    error::CliError,
-};
+use crate::{config::Config, error::CliError};
+use serde::Deserialize;
 use std::{env, io::IsTerminal};
 use tracing_subscriber::EnvFilter;
+
+/// How events are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines: one object a line.
+    Json,
+}
 
 /// Begins to log as configured; `format` and `RUST_LOG` go before the configuration.
 ///
