@@ -5,10 +5,14 @@
 
 mod balance;
 mod charge;
+mod deployment;
+mod http;
 mod invoice;
 mod queue;
 mod quota;
+mod race;
 mod reading;
+mod recovery;
 mod scheduler;
 mod schema;
 mod scope;

@@ -105,7 +105,7 @@ impl Answer {
     /// # Panics
     /// When it has another one.
     #[track_caller]
-    #[must_use]
+    #[expect(clippy::must_use_candidate, reason = "mostly it is the status that matters")]
     pub fn expect(self, status: u16) -> Value {
         assert_eq!(self.status, status, "{self}");
         self.json

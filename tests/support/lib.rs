@@ -14,4 +14,4 @@ pub use client::{Answer, Client};
 pub use database::Database;
 pub use database_server::{DatabaseServer, URL_VARIABLE};
 pub use seed::Seed;
-pub use server::Server;
+pub use server::{Server, binary};

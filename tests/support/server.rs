@@ -42,12 +42,20 @@ impl Server {
     /// # Panics
     /// When it does not become ready; the message has the end of its log.
     pub async fn start_with(database: &Database, configuration: &[(&str, &str)]) -> Self {
+        Self::start_on(database.url(), configuration).await
+    }
+
+    /// The same on any Postgres.
+    ///
+    /// # Panics
+    /// When it does not become ready; the message has the end of its log.
+    pub async fn start_on(database_url: &str, configuration: &[(&str, &str)]) -> Self {
         let log = env::temp_dir().join(format!(
             "gpuledger-test-{}-{}.log",
             std::process::id(),
             COUNT.fetch_add(1, Ordering::Relaxed)
         ));
-        let process = match spawn(&log, database, configuration) {
+        let process = match spawn(&log, database_url, configuration) {
             Ok(process) => process,
             Err(error) => panic!("{}: {error}", binary().display()),
         };
@@ -148,11 +156,11 @@ impl Drop for Server {
     }
 }
 
-fn spawn(log: &Path, database: &Database, configuration: &[(&str, &str)]) -> std::io::Result<Child> {
+fn spawn(log: &Path, database_url: &str, configuration: &[(&str, &str)]) -> std::io::Result<Child> {
     let file = File::create(log)?;
     Command::new(binary())
         .arg("serve")
-        .env("DATABASE_URL", database.url())
+        .env("DATABASE_URL", database_url)
         .env("GPULEDGER_HTTP__LISTEN", "127.0.0.1:0")
         .envs(configuration.iter().copied())
         .stdin(Stdio::null())
@@ -162,7 +170,11 @@ fn spawn(log: &Path, database: &Database, configuration: &[(&str, &str)]) -> std
 }
 
 /// The binary that `cargo xtask test` built: beside the folder of the running test's own.
-fn binary() -> PathBuf {
+///
+/// # Panics
+/// When it is not there.
+#[must_use]
+pub fn binary() -> PathBuf {
     if let Some(given) = env::var_os("GPULEDGER_BIN") {
         return PathBuf::from(given);
     }
