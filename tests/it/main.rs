@@ -3,11 +3,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod authorisation;
 mod balance;
 mod charge;
 mod deployment;
 mod http;
 mod invoice;
+mod past;
 mod queue;
 mod quota;
 mod race;
