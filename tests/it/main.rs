@@ -3,9 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod agent;
 mod authorisation;
 mod balance;
 mod charge;
+mod cli;
 mod deployment;
 mod http;
 mod invoice;
