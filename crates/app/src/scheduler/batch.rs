@@ -73,9 +73,9 @@ pub(super) async fn gather(
         commands.iter().filter_map(|(c, _)| if let Command::Cut(tenant, _) = c { Some(*tenant) } else { None }),
     );
     for tenant in tenants {
-        if !state.zones.contains_key(&tenant) {
+        if let std::collections::btree_map::Entry::Vacant(unknown) = state.zones.entry(tenant) {
             let row = store::tenant::get(tx, tenant).await?.ok_or(AppError::NotFound("tenant"))?;
-            state.zones.insert(tenant, row.zone);
+            unknown.insert(row.zone);
         }
     }
     let scopes: BTreeSet<QuotaScope> = owners
@@ -140,7 +140,7 @@ impl Batch<'_> {
         [None, Some(project_id)]
             .into_iter()
             .filter_map(|project_id| self.quotas.get(&QuotaScope { tenant_id, project_id }))
-            .map(|q| Account { level: q.level, limits: q.limits.clone(), used: q.used.clone() })
+            .map(|q| Account { level: q.level, limits: q.limits, used: q.used })
             .collect()
     }
 
@@ -150,7 +150,7 @@ impl Batch<'_> {
             let scope = QuotaScope { tenant_id, project_id };
             if let Some(quota) = self.quotas.get_mut(&scope) {
                 quota.used.take(ask);
-                self.writes.quota.insert(scope, quota.used.clone());
+                self.writes.quota.insert(scope, quota.used);
             }
         }
     }
@@ -172,7 +172,7 @@ impl Batch<'_> {
                 .get_mut(&scope)
                 .ok_or_else(|| AppError::Internal(format!("the quota of {scope:?} is not locked")))?;
             quota.used.give_back(bytes).map_err(|e| AppError::Internal(format!("quota of {scope:?}: {e}")))?;
-            self.writes.quota.insert(scope, quota.used.clone());
+            self.writes.quota.insert(scope, quota.used);
         }
         Ok(())
     }

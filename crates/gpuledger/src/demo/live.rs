@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 use store::allocation::Filter;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use types::{AllocationId, AllocationState, Clock, Instant, PoolId};
 
@@ -23,6 +24,7 @@ pub fn start_agents(
     server_url: &str,
     state_dir: &Path,
     stop: &CancellationToken,
+    agents: &mut JoinSet<()>,
 ) -> Result<(), String> {
     let window = WindowLength::minutes(1).map_err(|e| e.to_string())?;
     for node in nodes {
@@ -41,7 +43,7 @@ pub fn start_agents(
             source: SourceSettings::Simulated { seed: node.seed, gpus: node.simulated() },
         };
         let (hostname, stop) = (node.hostname.clone(), stop.clone());
-        tokio::spawn(async move {
+        agents.spawn(async move {
             if let Err(error) = agent::run(settings, Clock::System, stop).await {
                 tracing::error!(hostname, error = &error as &dyn std::error::Error, "a simulated node's agent ended");
             }

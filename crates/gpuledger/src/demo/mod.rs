@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(long, default_value = "127.0.0.1:7070", value_name = "ADDR:PORT")]
     pub listen: SocketAddr,
     /// Jobs in the replayed history; at most 10,000.
-    #[arg(long, default_value_t = 9_000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, default_value_t = 6_000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub jobs: u32,
     /// Seeds the workload: the same seed gives the same jobs.
     #[arg(long, default_value_t = 20_231_107)]
@@ -112,7 +112,7 @@ pub async fn run(args: Args, metrics: api::PrometheusHandle) -> Result<(), DemoE
     let running = tokio::task::spawn_blocking(move || postgres::find(&settings))
         .await
         .map_err(|e| DemoError::Defect(e.to_string()))??;
-    say(&running.describe());
+    say(running.describe());
     store::migrate(running.url()).await?;
     let store = Store::open(&StoreSettings::new(running.url()))?;
 
@@ -312,10 +312,12 @@ async fn go_live(
     let loops = app.schedule_all_pools().await?;
     let local = listener.local_addr().map_err(|source| DemoError::Listen { listen: args.listen, source })?;
     let router = api::router(api::ApiState { app: app.clone(), metrics, limits: api::HttpLimits::default() });
+    // the agents' last words are heard before the server closes
+    let closing = CancellationToken::new();
     let served = {
-        let stop = stop.clone();
+        let closing = closing.clone();
         tokio::spawn(async move {
-            axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await }).await
+            axum::serve(listener, router).with_graceful_shutdown(async move { closing.cancelled().await }).await
         })
     };
     wait_for_leader(&app, memory.pool_id).await?;
@@ -325,17 +327,21 @@ async fn go_live(
     });
     let url = format!("http://{local}");
     let agents = data_dir.join("agents");
-    live::start_agents(&memory.nodes, &url, &agents, stop).map_err(DemoError::Defect)?;
+    let mut running_agents = tokio::task::JoinSet::new();
+    live::start_agents(&memory.nodes, &url, &agents, stop, &mut running_agents).map_err(DemoError::Defect)?;
     let shapes = shapes::scaled_nodes(&shapes::node_shapes().map_err(DemoError::Defect)?, GPUS);
     let seed = u64::from_be_bytes(Random::System.bytes());
     let workload = Workload::new(seed, shapes, tenants::find(&app).await?).map_err(DemoError::Defect)?;
     let live = tokio::spawn(live::Live::new(app.clone(), memory.pool_id, workload).await?.run(stop.clone()));
 
-    summary::print(&app, &url, memory, &agents).await?;
+    summary::print(&app, &url, memory, data_dir).await?;
     stop.cancelled().await;
     say("stopping");
     let _ = live.await;
     let _ = tasks.await;
+    let ended = async { while running_agents.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(Duration::from_secs(5), ended).await;
+    closing.cancel();
     let _ = tokio::time::timeout(Duration::from_secs(5), served).await;
     app.schedulers.stop();
     for running in loops {

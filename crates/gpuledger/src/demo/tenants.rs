@@ -23,7 +23,7 @@ struct Invented {
 
 const TENANTS: [Invented; 8] = [
     Invented {
-        name: "Hanbit Vision",
+        name: SHOWN,
         zone: "Asia/Seoul",
         currency: "KRW",
         unit: BillingUnit::GibHour,
@@ -122,7 +122,9 @@ pub struct DemoTenant {
 
 /// The e-mail address of the operator.
 pub const OPERATOR: &str = "operator@demo.test";
-/// The e-mail address of the first tenant's administrator.
+/// The first tenant: the one whose login is printed.
+pub const SHOWN: &str = "Hanbit Vision";
+/// The e-mail address of its administrator.
 pub const TENANT_ADMIN: &str = "admin@hanbit.demo.test";
 
 /// Makes all tenants with plans, subscriptions, quotas, projects, and two people who can log in.
@@ -169,7 +171,7 @@ async fn create_one(app: &App, caller: &Caller, invented: &Invented) -> Result<D
         projects.push(project::create(app, caller, Some(row.tenant_id), parsed(name)?).await?.project_id);
     }
     // the first project of the first tenant has a limit of its own
-    if let (Some(first), "Hanbit Vision") = (projects.first(), invented.name) {
+    if let (Some(first), SHOWN) = (projects.first(), invented.name) {
         quota::set_project(app, caller, *first, Limits { bytes: Some(Bytes::gib(600)), ..Limits::default() }).await?;
     }
     Ok(DemoTenant { tenant_id: row.tenant_id, name: invented.name.to_owned(), projects, share: invented.share })
