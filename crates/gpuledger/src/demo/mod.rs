@@ -87,6 +87,8 @@ const REPLAY_GRACES: Graces = Graces { hold_grace_s: 900, silence_grace_s: 900, 
 /// What the demo remembers between two starts. Kept readable for its owner alone: it holds the demo's passwords.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Memory {
+    /// The folder of the database, in the data folder.
+    postgres: String,
     pool_id: PoolId,
     operator_password: String,
     tenant_password: String,
@@ -107,7 +109,13 @@ pub async fn run(args: Args, metrics: api::PrometheusHandle) -> Result<(), DemoE
         .map_err(|source| DemoError::Listen { listen: args.listen, source })?;
     let stop = stop_on_signal();
 
-    let place = postgres::Place::Folder(data_dir.join("postgres"));
+    let memory_file = data_dir.join("demo.json");
+    let kept = read_memory(&memory_file)?;
+    let postgres_dir = match &kept {
+        Some(memory) => data_dir.join(&memory.postgres),
+        None => fresh_postgres_dir(&data_dir)?,
+    };
+    let place = postgres::Place::Folder(postgres_dir.clone());
     let settings = postgres::Settings::new(std::env::var("DATABASE_URL").ok(), place);
     let running = tokio::task::spawn_blocking(move || postgres::find(&settings))
         .await
@@ -116,19 +124,18 @@ pub async fn run(args: Args, metrics: api::PrometheusHandle) -> Result<(), DemoE
     store::migrate(running.url()).await?;
     let store = Store::open(&StoreSettings::new(running.url()))?;
 
-    let memory_file = data_dir.join("demo.json");
-    let memory = match read_memory(&memory_file)? {
+    let memory = match kept {
         Some(memory) => {
             say("continues the demo that is kept here");
             memory
         }
         None => {
             let done = tokio::select! {
-                done = first_start(&args, &store) => Some(done?),
+                done = first_start(&args, &store, &postgres_dir) => Some(done?),
                 () = stop.cancelled() => None,
             };
             let Some(memory) = done else {
-                say("stopped before the replay was done: remove the data folder to begin anew");
+                say("stopped before the replay was done; the next start begins anew");
                 return Ok(());
             };
             write_memory(&memory_file, &memory)?;
@@ -141,6 +148,19 @@ pub async fn run(args: Args, metrics: api::PrometheusHandle) -> Result<(), DemoE
     store.close().await;
     drop(running);
     Ok(())
+}
+
+/// A database folder under a name of its own, so that what an unfinished first start left, here or where a stand-in for
+/// the folder lies, is never continued.
+fn fresh_postgres_dir(data_dir: &Path) -> Result<PathBuf, DemoError> {
+    let file = |source| DemoError::File { path: data_dir.to_owned(), source };
+    for entry in std::fs::read_dir(data_dir).map_err(file)? {
+        let path = entry.map_err(file)?.path();
+        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("postgres-")) {
+            std::fs::remove_dir_all(&path).map_err(|source| DemoError::File { path, source })?;
+        }
+    }
+    Ok(data_dir.join(format!("postgres-{}", hex::encode(Random::System.bytes::<4>()))))
 }
 
 /// Ends on Ctrl-C or a termination signal.
@@ -195,7 +215,7 @@ fn app(store: Store, clock: Clock, random: Random, settings: SchedulerSettings) 
 }
 
 /// Sets everything up and replays the history.
-async fn first_start(args: &Args, store: &Store) -> Result<Memory, DemoError> {
+async fn first_start(args: &Args, store: &Store, postgres_dir: &Path) -> Result<Memory, DemoError> {
     let now = Clock::System.now();
     let start = history_start(now)?;
     let clock = Clock::standing_at(start);
@@ -204,7 +224,7 @@ async fn first_start(args: &Args, store: &Store) -> Result<Memory, DemoError> {
     let fresh = tenants::find(&app).await?;
     if !fresh.is_empty() {
         return Err(DemoError::Defect(
-            "an earlier replay was not finished: remove the data folder to begin anew".into(),
+            "the database that DATABASE_URL names holds a demo already: name an empty one".into(),
         ));
     }
 
@@ -234,7 +254,8 @@ async fn first_start(args: &Args, store: &Store) -> Result<Memory, DemoError> {
     app.schedulers.stop();
     // the leases are given up after the batch in flight
     tokio::time::sleep(Duration::from_millis(500)).await;
-    Ok(Memory { pool_id, operator_password, tenant_password, nodes })
+    let postgres = postgres_dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(Memory { postgres, pool_id, operator_password, tenant_password, nodes })
 }
 
 /// The start of the previous calendar month in the easternmost of the tenants' zones: the one whose month begins first.

@@ -18,7 +18,7 @@ pub async fn print(app: &App, url: &str, memory: &Memory, data_dir: &Path) -> Re
     let (operator_password, tenant_password) = (&memory.operator_password, &memory.tenant_password);
     let invoice_count = invoices.len();
     let tenant = tenants::SHOWN;
-    let postgres = data_dir.join("postgres").display().to_string();
+    let postgres = data_dir.join(&memory.postgres).display().to_string();
     let text = format!(
         "
 Gpuledger's demo is ready: {url}
