@@ -284,8 +284,13 @@ async fn every_operation_refuses_whom_it_is_not_for() {
     assert!(open.is_empty(), "without a credential: {open:#?}");
     assert_same(&deployment.snapshot().await, &before);
 
-    // and the requests were good ones: whom they are for, they serve
-    for operation in &walked {
+    serves_whom_it_is_for(&stage, &callers, &walked).await;
+}
+
+/// The requests were good ones: whom they are for, they serve.
+async fn serves_whom_it_is_for(stage: &Stage, callers: &[(&'static str, Client)], walked: &[Operation]) {
+    let deployment = &stage.deployment;
+    for operation in walked {
         let (allowed, _) = rule(&operation.id).unwrap();
         if [
             "confirm_allocation",

@@ -171,6 +171,59 @@ fn findings(ran: Ran, code: i32) -> Vec<(String, String, String)> {
     all.map(|f| (text(&f["severity"]), text(&f["check"]), text(&f["what"]))).filter(|(s, ..)| s != "good").collect()
 }
 
+/// Something that is wrong with a database, and what the doctor says of it.
+struct Trouble {
+    plant: String,
+    /// Absent where it stays.
+    undo: Option<&'static str>,
+    check: &'static str,
+    said: String,
+}
+
+fn troubles(gpu: String, next_month: String) -> Vec<Trouble> {
+    [
+        (
+            "grant update on interval to gpuledger_service",
+            "revoke update on table interval from gpuledger_service",
+            "rights",
+            "UPDATE on interval",
+        ),
+        (
+            "alter table allocation disable row level security",
+            "alter table allocation enable row level security",
+            "walls",
+            "allocation",
+        ),
+        ("update interval set bytes = bytes + 1", "update interval set bytes = bytes - 1", "balance", &*gpu),
+        (
+            "update interval set ends_at = ends_at - interval '1 second'",
+            "update interval set ends_at = ends_at + interval '1 second'",
+            "balance",
+            &*gpu,
+        ),
+        (
+            "update user_account set disabled_at = now()",
+            "update user_account set disabled_at = null",
+            "operators",
+            "nobody can log in",
+        ),
+    ]
+    .into_iter()
+    .map(|(plant, undo, check, said)| Trouble {
+        plant: plant.to_owned(),
+        undo: Some(undo),
+        check,
+        said: said.to_owned(),
+    })
+    .chain([Trouble {
+        plant: format!("drop table reading_{next_month}"),
+        undo: None,
+        check: "months",
+        said: next_month.clone(),
+    }])
+    .collect()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_doctor_finds_nothing_in_a_healthy_deployment_and_names_each_trouble() {
     let (database, _) = past::hours().await;
@@ -202,44 +255,12 @@ async fn the_doctor_finds_nothing_in_a_healthy_deployment_and_names_each_trouble
         .fetch_one(&mut owner)
         .await
         .unwrap();
-    for (plant, undo, check, said) in [
-        (
-            "grant update on interval to gpuledger_service".to_owned(),
-            Some("revoke update on table interval from gpuledger_service"),
-            "rights",
-            "UPDATE on interval",
-        ),
-        (
-            "alter table allocation disable row level security".to_owned(),
-            Some("alter table allocation enable row level security"),
-            "walls",
-            "allocation",
-        ),
-        (
-            "update interval set bytes = bytes + 1".to_owned(),
-            Some("update interval set bytes = bytes - 1"),
-            "balance",
-            gpu.as_str(),
-        ),
-        (
-            "update interval set ends_at = ends_at - interval '1 second'".to_owned(),
-            Some("update interval set ends_at = ends_at + interval '1 second'"),
-            "balance",
-            gpu.as_str(),
-        ),
-        (
-            "update user_account set disabled_at = now()".to_owned(),
-            Some("update user_account set disabled_at = null"),
-            "operators",
-            "nobody",
-        ),
-        (format!("drop table reading_{next}"), None, "months", &next),
-    ] {
+    for Trouble { plant, undo, check, said } in troubles(gpu, next) {
         execute(&mut owner, &plant).await;
         let code = if check == "operators" { 0 } else { 1 };
         let found = findings(examine(), code);
         assert!(found.iter().all(|(_, c, _)| c == check) && !found.is_empty(), "{plant}: {found:?}");
-        assert!(found.iter().any(|(_, _, what)| what.contains(said)), "{plant}: {found:?}");
+        assert!(found.iter().any(|(_, _, what)| what.contains(&said)), "{plant}: {found:?}");
         if let Some(undo) = undo {
             execute(&mut owner, undo).await;
             assert_eq!(findings(examine(), 0), [], "{undo}");
