@@ -11,6 +11,7 @@ mod cli;
 mod deployment;
 mod http;
 mod invoice;
+mod model;
 mod past;
 mod queue;
 mod quota;

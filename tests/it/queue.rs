@@ -104,6 +104,31 @@ async fn a_request_that_waits_for_quota_blocks_nobody() {
     assert_eq!(state(&world, waits).await, S::Held);
 }
 
+/// Who waits behind a request that can no longer be served is served instead, although nothing became free.
+#[tokio::test]
+async fn who_waits_behind_a_request_that_lost_its_chance_is_served() {
+    let mut world = World::new(START).await;
+    let pair = world.host("pair", &[Bytes::gib(80); 2]).await;
+    let (x, y) = (tenant(&world, "x").await, tenant(&world, "y").await);
+    limit(&world, x, Bytes::gib(160)).await;
+    let one = Request { node_id: Some(pair.id), ..ask(Bytes::gib(50), 1) };
+    let runs = world.run(y, one).await.row.allocation_id;
+    // both cards are wanted, so the second stays empty
+    world.request(x, ask(Bytes::gib(60), 2)).await.unwrap();
+    let behind = world.request(y, ask(Bytes::gib(60), 1)).await.unwrap().row;
+    assert_eq!(behind.state, S::Queued);
+    // another host comes, and the first tenant uses its quota up there
+    let other = world.host("other", &[Bytes::gib(60)]).await;
+    assert_eq!(state(&world, behind.allocation_id).await, S::Held, "it fits the new card");
+    world.release(behind.allocation_id).await;
+    let behind = world.request(y, Request { node_id: Some(pair.id), ..ask(Bytes::gib(60), 1) }).await.unwrap().row;
+    assert_eq!(behind.state, S::Queued);
+    world.run(x, Request { node_id: Some(other.id), ..ask(Bytes::gib(60), 1) }).await;
+    world.tick().await;
+    assert_eq!(state(&world, behind.allocation_id).await, S::Held);
+    assert_eq!(state(&world, runs).await, S::Active);
+}
+
 /// Quota is the tenant's, whatever the pool: what one pool gives back serves who waits in another.
 #[tokio::test]
 async fn quota_given_back_in_one_pool_serves_who_waits_in_another() {

@@ -28,7 +28,8 @@ pub const GRACES: Graces = Graces { hold_grace_s: 120, silence_grace_s: 90, lost
 pub const MODEL: &str = "NVIDIA H100 80GB HBM3";
 
 /// No timer runs: leases last for the whole test, and deadlines pass when the test says so.
-const NO_TIMERS: SchedulerSettings = SchedulerSettings { lease: Duration::from_secs(3600), tick: None, batch: 256 };
+const NO_TIMERS: SchedulerSettings =
+    SchedulerSettings { lease: Duration::from_secs(3600), tick: None, batch: 256, look: Duration::ZERO };
 
 pub fn at(text: &str) -> Instant {
     text.parse().unwrap()
