@@ -178,6 +178,10 @@ impl Problem {
         if parts.status == StatusCode::UNAUTHORIZED {
             parts.headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"gpuledger\""));
         }
+        if parts.status == StatusCode::PAYLOAD_TOO_LARGE {
+            // the rest of the body is not read, so no other request can follow on this connection
+            parts.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         if let Some(seconds) = self.retry_after_s {
             parts.headers.insert(header::RETRY_AFTER, seconds.into());
         }
