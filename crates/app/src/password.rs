@@ -62,8 +62,14 @@ fn hash(password: &str) -> Option<String> {
 
 async fn in_turn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, AppError> {
     // the semaphore is never closed
-    let _turn = AT_ONCE.acquire().await.map_err(|e| AppError::Internal(e.to_string()))?;
-    tokio::task::spawn_blocking(work).await.map_err(|e| AppError::Internal(format!("password thread: {e}")))
+    let turn = AT_ONCE.acquire().await.map_err(|e| AppError::Internal(e.to_string()))?;
+    // the turn lasts as long as the work, which goes on when nobody waits for it any more
+    let in_turn = move || {
+        let done = work();
+        drop(turn);
+        done
+    };
+    tokio::task::spawn_blocking(in_turn).await.map_err(|e| AppError::Internal(format!("password thread: {e}")))
 }
 
 #[cfg(test)]
@@ -79,6 +85,22 @@ mod tests {
         assert!(!new("correct horse batterz").verify(Some(stored)).await.unwrap());
         assert!(!new("nobody has this password").verify(None).await.unwrap());
         assert!(!new("x").verify(Some("not a hash".into())).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_turn_lasts_as_long_as_its_work() {
+        let (begun, begins) = tokio::sync::oneshot::channel();
+        let (finish, finishes) = std::sync::mpsc::channel::<()>();
+        let asked = tokio::spawn(in_turn(move || {
+            begun.send(()).unwrap();
+            let _ = finishes.recv();
+        }));
+        begins.await.unwrap();
+        asked.abort();
+        assert!(asked.await.unwrap_err().is_cancelled());
+        assert!(AT_ONCE.available_permits() < 4, "the hash goes on, and its turn with it");
+        finish.send(()).unwrap();
+        drop(AT_ONCE.acquire_many(4).await.unwrap());
     }
 
     #[test]
