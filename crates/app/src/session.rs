@@ -12,7 +12,7 @@ use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant as RealTime},
 };
 use store::{
@@ -69,14 +69,18 @@ pub struct Sessions(Arc<Inner>);
 
 struct Inner {
     settings: SessionSettings,
-    keys: tokio::sync::Mutex<Option<Keys>>,
+    /// Never locked while the database is asked.
+    keys: Mutex<Option<Keys>>,
+    /// Held while this server makes the first pair.
+    making: tokio::sync::Mutex<()>,
     users: Recent<UserId, Principal>,
     credentials: Recent<String, (Principal, [u8; 32])>,
 }
 
-#[derive(Clone)]
 struct Keys {
     read_at: RealTime,
+    /// When the database was last asked, with or without an answer.
+    asked_at: RealTime,
     newest_first: Arc<Vec<Key>>,
 }
 
@@ -117,7 +121,8 @@ impl Sessions {
     pub fn new(settings: SessionSettings) -> Self {
         Self(Arc::new(Inner {
             settings,
-            keys: tokio::sync::Mutex::new(None),
+            keys: Mutex::new(None),
+            making: tokio::sync::Mutex::new(()),
             users: Recent::default(),
             credentials: Recent::default(),
         }))
@@ -133,27 +138,51 @@ impl Sessions {
         &self.0.credentials
     }
 
-    /// The current keys; those read lately serve, unless `wanted` is not among them.
+    /// The current keys; those read lately serve, unless `wanted` is not among them. While the database does not answer,
+    /// older ones serve too.
     async fn keys(&self, app: &App, wanted: Option<&str>) -> Result<Arc<Vec<Key>>, AppError> {
-        let mut kept = self.0.keys.lock().await;
-        if let Some(keys) = kept.as_ref() {
+        let mut older = None;
+        if let Some(keys) = self.kept().as_mut() {
             let is_there = wanted.is_none_or(|kid| keys.newest_first.iter().any(|key| key.kid == kid));
-            let age = keys.read_at.elapsed();
-            if age < if is_there { KEYS_FRESH } else { KEYS_RETRY } {
+            let is_fresh = is_there && keys.read_at.elapsed() < KEYS_FRESH;
+            if is_fresh || keys.asked_at.elapsed() < KEYS_RETRY {
                 return Ok(Arc::clone(&keys.newest_first));
             }
+            keys.asked_at = RealTime::now();
+            older = is_there.then(|| Arc::clone(&keys.newest_first));
         }
+        match (self.read_or_make_keys(app).await, older) {
+            (Ok(newest_first), _) => {
+                let now = RealTime::now();
+                *self.kept() = Some(Keys { read_at: now, asked_at: now, newest_first: Arc::clone(&newest_first) });
+                Ok(newest_first)
+            }
+            (Err(_), Some(older)) => Ok(older),
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Option<Keys>> {
+        // each change replaces a whole value, so that what a panic leaves is good
+        self.0.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn read_or_make_keys(&self, app: &App) -> Result<Arc<Vec<Key>>, AppError> {
         let mut tx = app.store.begin("session.keys", Scope::Operator).await?;
         let mut rows = signing_key::current(&mut tx).await?;
+        drop(tx);
         if rows.is_empty() {
-            let row = make_key(app.clock.now())?;
-            signing_key::insert(&mut tx, &row).await?;
-            tx.commit().await?;
-            rows.push(row);
+            let _alone = self.0.making.lock().await;
+            let mut tx = app.store.begin("session.make_key", Scope::Operator).await?;
+            rows = signing_key::current(&mut tx).await?;
+            if rows.is_empty() {
+                let row = make_key(app.clock.now())?;
+                signing_key::insert(&mut tx, &row).await?;
+                tx.commit().await?;
+                rows.push(row);
+            }
         }
-        let newest_first: Arc<Vec<Key>> = Arc::new(rows.into_iter().map(Key::from).collect());
-        *kept = Some(Keys { read_at: RealTime::now(), newest_first: Arc::clone(&newest_first) });
-        Ok(newest_first)
+        Ok(Arc::new(rows.into_iter().map(Key::from).collect()))
     }
 }
 
@@ -333,5 +362,49 @@ mod tests {
         let secret = EncodingKey::from_secret(&row.public_key).unwrap();
         let confused = jsonwebtoken::encode(&Header::new(Algorithm::HS256), &claims(), &secret).unwrap();
         assert!(checked_at(&confused, &Key::from(row), NOW).is_err());
+    }
+
+    /// While the database is away, kept keys serve even when they should be read again, and nobody waits for anybody.
+    #[tokio::test]
+    async fn kept_keys_serve_while_the_database_is_away() {
+        let settings = store::StoreSettings {
+            acquire: Duration::from_millis(100),
+            ..store::StoreSettings::new("postgres://nobody@127.0.0.1:1/nothing")
+        };
+        let app = App::new(
+            store::Store::open(&settings).unwrap(),
+            types::Clock::System,
+            crate::Random::System,
+            Sessions::new(SessionSettings::default()),
+            crate::Schedulers::new(types::ServerId(uuid::Uuid::nil()), crate::SchedulerSettings::default()),
+        );
+        assert!(app.sessions.keys(&app, None).await.is_err(), "there is no key, and none can be read");
+        let key = key();
+        let kid = key.kid.clone();
+        let keys = |old: Duration, key: Key| {
+            let then = RealTime::now().checked_sub(old).unwrap();
+            Keys { read_at: then, asked_at: then, newest_first: Arc::new(vec![key]) }
+        };
+        *app.sessions.kept() = Some(keys(KEYS_FRESH * 2, key));
+        let stale = app.sessions.keys(&app, Some(&kid));
+        let mut stale = std::pin::pin!(stale);
+        assert!(first_look(stale.as_mut()).await.is_none(), "one asks the database");
+        let meanwhile = app.sessions.keys(&app, Some(&kid));
+        let mut meanwhile = std::pin::pin!(meanwhile);
+        assert!(first_look(meanwhile.as_mut()).await.is_some_and(|keys| keys.is_ok()), "the others go on");
+        assert_eq!(stale.await.unwrap()[0].kid, kid);
+        *app.sessions.kept() = Some(keys(KEYS_RETRY * 2, self::key()));
+        assert!(app.sessions.keys(&app, Some(&kid)).await.is_err(), "whether the key is ours is not known");
+    }
+
+    /// Whether a future is ready at its first look.
+    async fn first_look<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+        std::future::poll_fn(|cx| {
+            std::task::Poll::Ready(match future.as_mut().poll(cx) {
+                std::task::Poll::Ready(output) => Some(output),
+                std::task::Poll::Pending => None,
+            })
+        })
+        .await
     }
 }
