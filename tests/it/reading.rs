@@ -245,12 +245,17 @@ async fn unknown_use_is_not_zero() {
         ..part.window(0, 2, Bytes::ZERO)
     };
     let known = part.window(2, 3, Bytes::gib(12));
-    assert_eq!(outcome(&part.send(vec![unknown, known]).await), (1, 2, 0));
+    let in_part = Reading {
+        covered_ms: 45_000,
+        used: Some(Bytes::gib(4).over_millis(45_000)),
+        ..part.window(3, 4, Bytes::gib(4))
+    };
+    assert_eq!(outcome(&part.send(vec![unknown, known, in_part]).await), (1, 3, 0));
     let hour = Span::new(at(START), at(START).plus_secs(3600)).unwrap();
     let usage = app::usage::usage(&part.world.app, &member(part.tenant), None, hour, By::Project).await.unwrap();
     let row = &usage.rows[0];
-    assert_eq!(row.unknown_ms, 120_000);
-    assert_eq!(row.used, Bytes::gib(12).over_millis(60_000));
+    assert_eq!(row.unknown_ms, 120_000 + 15_000);
+    assert_eq!(row.used, Bytes::gib(12).over_millis(60_000) + Bytes::gib(4).over_millis(45_000));
     assert_eq!(row.above, Bytes::gib(2).over_millis(60_000));
     assert_eq!(row.peak, Some(Bytes::gib(12)));
     assert_eq!(row.reserved, Bytes::gib(10).over_millis(3_600_000));

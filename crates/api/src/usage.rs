@@ -72,7 +72,7 @@ pub struct UsageRow {
     used: ByteMillis,
     /// Memory measured above what was granted, in byte-milliseconds.
     above: ByteMillis,
-    /// Milliseconds of windows whose use nobody could tell: not zero, unknown.
+    /// Milliseconds of windows, in whole or in part, that nothing measured: use then is not zero, but unknown.
     unknown_ms: i64,
     /// The highest use of one part that was seen, in bytes; absent when none was measured.
     #[serde(skip_serializing_if = "Option::is_none")]

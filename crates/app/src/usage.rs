@@ -38,7 +38,7 @@ pub struct UsageRow {
     pub used: ByteMillis,
     /// Memory measured above what was granted.
     pub above: ByteMillis,
-    /// Milliseconds of windows whose use nobody could tell: not zero, unknown.
+    /// Milliseconds of windows, in whole or in part, that nothing measured: use then is not zero, but unknown.
     pub unknown_ms: i64,
     /// The highest use that was seen in one window of one part.
     pub peak: Option<Bytes>,

@@ -9,7 +9,7 @@ pub struct Measured<K> {
     pub key: K,
     pub used: ByteMillis,
     pub above: ByteMillis,
-    /// Milliseconds of windows whose use is unknown.
+    /// Milliseconds of windows that nothing measured, in whole windows and in part.
     pub unknown_ms: i64,
     pub peak: Option<Bytes>,
 }
@@ -21,7 +21,7 @@ pub struct Measured<K> {
 pub async fn by_project(tx: &mut Tx, tenant: TenantId, span: Span) -> Result<Vec<Measured<ProjectId>>, StoreError> {
     let rows = sqlx::query!(
         r#"select project_id as key, coalesce(sum(used), 0)::numeric(28,0) as "used!", coalesce(sum(above), 0)::numeric(28,0) as "above!",
-            coalesce(sum(extract(epoch from ends_at - starts_at) * 1000) filter (where used is null), 0)::bigint as "unknown!", max(peak) as peak
+            sum(greatest(extract(epoch from ends_at - starts_at) * 1000 - covered_ms, 0))::bigint as "unknown!", max(peak) as peak
            from reading where tenant_id = $1 and starts_at >= $2 and starts_at < $3 group by 1 order by 1"#,
         tenant.uuid(),
         At(span.start()) as _,
@@ -48,7 +48,7 @@ pub async fn by_project(tx: &mut Tx, tenant: TenantId, span: Span) -> Result<Vec
 pub async fn by_model(tx: &mut Tx, tenant: TenantId, span: Span) -> Result<Vec<Measured<String>>, StoreError> {
     let rows = sqlx::query!(
         r#"select g.model as key, coalesce(sum(used), 0)::numeric(28,0) as "used!", coalesce(sum(above), 0)::numeric(28,0) as "above!",
-            coalesce(sum(extract(epoch from ends_at - starts_at) * 1000) filter (where used is null), 0)::bigint as "unknown!", max(peak) as peak
+            sum(greatest(extract(epoch from ends_at - starts_at) * 1000 - covered_ms, 0))::bigint as "unknown!", max(peak) as peak
            from reading join gpu g using (gpu_id)
           where tenant_id = $1 and starts_at >= $2 and starts_at < $3 group by 1 order by 1"#,
         tenant.uuid(),
@@ -78,7 +78,7 @@ pub async fn by_quarter_hour(tx: &mut Tx, tenant: TenantId, span: Span) -> Resul
     let rows = sqlx::query!(
         r#"select date_bin('15 minutes', starts_at, 'epoch') as "key!: At", coalesce(sum(used), 0)::numeric(28,0) as "used!",
             coalesce(sum(above), 0)::numeric(28,0) as "above!",
-            coalesce(sum(extract(epoch from ends_at - starts_at) * 1000) filter (where used is null), 0)::bigint as "unknown!", max(peak) as peak
+            sum(greatest(extract(epoch from ends_at - starts_at) * 1000 - covered_ms, 0))::bigint as "unknown!", max(peak) as peak
            from reading where tenant_id = $1 and starts_at >= $2 and starts_at < $3 group by 1 order by 1"#,
         tenant.uuid(),
         At(span.start()) as _,
