@@ -22,5 +22,6 @@ mod scheduler;
 mod schema;
 mod scope;
 mod set_aside;
+mod subscription;
 mod take_over;
 mod world;

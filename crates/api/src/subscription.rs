@@ -46,13 +46,13 @@ impl From<SubscriptionRow> for Subscription {
 pub struct NewSubscription {
     tenant_id: TenantId,
     plan_id: PlanId,
-    /// A whole minute; this one where absent.
+    /// A whole minute; this one where absent. It may have passed where no subscription runs then and nothing is invoiced.
     starts_at: Option<Instant>,
 }
 
 /// Put a tenant on a plan
 ///
-/// A subscription that runs at that minute ends there.
+/// A subscription that runs at that minute ends there. Where none runs, the new one lasts until the next begins.
 #[utoipa::path(
     post, path = "/v1/subscriptions", tag = "subscriptions", security(("bearer" = [])),
     responses((status = 201, body = Subscription), WriteErrors)

@@ -7,7 +7,7 @@ use crate::{
     tenant,
 };
 use serde_json::json;
-use store::{Scope, Tx, plan, subscription};
+use store::{Scope, plan, subscription};
 use types::{Instant, PlanId, Role, SubscriptionId, TenantId};
 
 pub use store::subscription::SubscriptionRow;
@@ -22,12 +22,12 @@ pub struct NewSubscription {
 }
 
 /// Puts a tenant on a plan from a minute on. A subscription that runs then ends there, so a change never reaches back
-/// behind the present minute; a first one may begin earlier, for use that nothing has priced yet. What is invoiced
-/// keeps its price.
+/// behind the present minute. Where none runs then, the new one fills the hole up to the next: it may begin earlier, for
+/// use that nothing has priced yet. What is invoiced keeps its price.
 ///
 /// # Errors
 /// [`AppError::Forbidden`], [`AppError::NotFound`], [`AppError::Invalid`], [`AppError::Conflict`] `subscription_overlaps`
-/// where another begins at that minute or later.
+/// where another begins at that minute, or one that runs then is to be followed by another.
 pub async fn create(app: &App, caller: &Caller, new: NewSubscription) -> Result<SubscriptionRow, AppError> {
     caller.require(&[Role::Operator, Role::BillingClerk])?;
     let tenant_id = new.tenant_id;
@@ -36,8 +36,10 @@ pub async fn create(app: &App, caller: &Caller, new: NewSubscription) -> Result<
     let tenant = tenant::known(&mut tx, tenant_id).await?;
     let plan = plan::get(&mut tx, new.plan_id, None).await?.ok_or(AppError::NotFound("plan"))?;
     let issued_until = subscription::lock_issued_until(&mut tx, tenant_id).await?.unwrap_or(Instant::EPOCH);
-    let last = subscription::lock_last(&mut tx, tenant_id).await?;
+    let others = subscription::lock_all(&mut tx, tenant_id).await?;
     let starts_at = new.starts_at.unwrap_or_else(|| now.minute_start().max(issued_until));
+    let running = others.iter().find(|s| s.starts_at <= starts_at && s.ends_at.is_none_or(|end| starts_at < end));
+    let next = others.iter().find(|s| s.starts_at > starts_at);
 
     let mut faults = Vec::new();
     let mut fault = |field: &str, rule: String| faults.push(Invalid { field: field.to_owned(), rule });
@@ -47,8 +49,8 @@ pub async fn create(app: &App, caller: &Caller, new: NewSubscription) -> Result<
     if starts_at < issued_until {
         fault("starts_at", format!("lies in a period that is invoiced already: not before {issued_until}"));
     }
-    if last.is_some() && starts_at < now.minute_start() {
-        fault("starts_at", "would change the plan of time that has passed".to_owned());
+    if running.is_some() && starts_at < now.minute_start() {
+        fault("starts_at", "would change the plan of time that has passed: a subscription ran then".to_owned());
     }
     if plan.currency != tenant.currency {
         fault("plan_id", format!("is priced in {}, but the tenant is billed in {}", plan.currency, tenant.currency));
@@ -61,15 +63,18 @@ pub async fn create(app: &App, caller: &Caller, new: NewSubscription) -> Result<
         return Err(AppError::Invalid(faults));
     }
 
-    if let Some(last) = &last {
-        end_before(&mut tx, last, starts_at).await?;
+    if let Some(running) = running {
+        if running.starts_at == starts_at || running.ends_at.is_some() {
+            return Err(overlaps());
+        }
+        subscription::end(&mut tx, tenant_id, running.subscription_id, starts_at).await?;
     }
     let row = SubscriptionRow {
         tenant_id,
         subscription_id: app.id(SubscriptionId::new),
         plan_id: new.plan_id,
         starts_at,
-        ends_at: None,
+        ends_at: next.map(|next| next.starts_at),
         created_at: now,
     };
     subscription::insert(&mut tx, &row).await.map_err(|error| match error {
@@ -80,27 +85,18 @@ pub async fn create(app: &App, caller: &Caller, new: NewSubscription) -> Result<
         tenant: Some(tenant_id),
         action: "subscription.create",
         object: row.subscription_id.to_string(),
-        detail: json!({"plan_id": row.plan_id, "plan": plan.name, "starts_at": starts_at}),
+        detail: json!({"plan_id": row.plan_id, "plan": plan.name, "starts_at": starts_at, "ends_at": row.ends_at}),
     };
     audit::record(app, &mut tx, caller, change).await?;
     tx.commit().await?;
     Ok(row)
 }
 
-/// Makes room after the last subscription for one that starts then.
-async fn end_before(tx: &mut Tx, last: &SubscriptionRow, starts_at: Instant) -> Result<(), AppError> {
-    if starts_at <= last.starts_at {
-        return Err(overlaps());
-    }
-    match last.ends_at {
-        None => Ok(subscription::end(tx, last.tenant_id, last.subscription_id, starts_at).await?),
-        Some(end) if end <= starts_at => Ok(()),
-        Some(_) => Err(overlaps()),
-    }
-}
-
 fn overlaps() -> AppError {
-    AppError::conflict("subscription_overlaps", "another subscription of the tenant begins at that minute or later")
+    AppError::conflict(
+        "subscription_overlaps",
+        "another subscription of the tenant begins at that minute, or after the one that runs then",
+    )
 }
 
 /// A page of a tenant's subscriptions.

@@ -59,20 +59,20 @@ pub async fn insert(tx: &mut Tx, row: &SubscriptionRow) -> Result<(), StoreError
     Ok(())
 }
 
-/// The tenant's last subscription by start, locked until the transaction ends.
+/// The tenant's subscriptions in order of start, locked until the transaction ends.
 ///
 /// # Errors
 /// What the database says.
-pub async fn lock_last(tx: &mut Tx, tenant: TenantId) -> Result<Option<SubscriptionRow>, StoreError> {
-    let row = sqlx::query_as!(
+pub async fn lock_all(tx: &mut Tx, tenant: TenantId) -> Result<Vec<SubscriptionRow>, StoreError> {
+    let rows = sqlx::query_as!(
         Raw,
         "select tenant_id, subscription_id, plan_id, starts_at, ends_at, created_at from subscription
-          where tenant_id = $1 order by starts_at desc limit 1 for no key update",
+          where tenant_id = $1 order by starts_at for no key update",
         tenant.uuid()
     )
-    .fetch_optional(tx.connection())
+    .fetch_all(tx.connection())
     .await?;
-    Ok(row.map(SubscriptionRow::from))
+    Ok(rows.into_iter().map(SubscriptionRow::from).collect())
 }
 
 /// Ends a subscription that had no end.
