@@ -6,7 +6,7 @@ use crate::{
     router::ApiState,
 };
 use axum::{
-    Router,
+    Extension, Router,
     extract::{DefaultBodyLimit, MatchedPath, Request, State},
     http::{StatusCode, header},
     middleware::{self, Next},
@@ -30,10 +30,36 @@ use tracing::Span;
 #[derive(Debug, Clone)]
 pub(crate) struct RequestId(pub String);
 
+/// Places for requests that wait for something: a quarter of all, so that those that wait leave room for those that work.
+#[derive(Debug, Clone)]
+pub(crate) struct Waits(pub Arc<Semaphore>);
+
+/// Places for requests in work.
+#[derive(Debug)]
+struct Places {
+    /// What nodes send: no load of others may make them look silent.
+    nodes: Semaphore,
+    others: Semaphore,
+}
+
+impl Places {
+    fn new(in_flight: usize) -> Self {
+        Self { nodes: Semaphore::new(in_flight), others: Semaphore::new(in_flight) }
+    }
+
+    fn of(&self, request: &Request) -> &Semaphore {
+        match request.uri().path() {
+            "/v1/node-reports" | "/v1/reading-batches" => &self.nodes,
+            _ => &self.others,
+        }
+    }
+}
+
 /// Puts the layers around the routes.
 pub(crate) fn around(routes: Router<ApiState>, state: &ApiState) -> Router<ApiState> {
     let limits = state.limits;
-    let in_flight = Arc::new(Semaphore::new(limits.in_flight));
+    let places = Arc::new(Places::new(limits.in_flight));
+    let waits = Waits(Arc::new(Semaphore::new(limits.in_flight.div_ceil(4))));
     let trace = TraceLayer::new_for_http()
         .make_span_with(span)
         .on_request(())
@@ -46,8 +72,9 @@ pub(crate) fn around(routes: Router<ApiState>, state: &ApiState) -> Router<ApiSt
             .layer(middleware::from_fn_with_state(state.clone(), identify))
             .layer(trace)
             .layer(CatchPanicLayer::custom(panicked))
-            .layer(middleware::from_fn_with_state(in_flight, shed))
+            .layer(middleware::from_fn_with_state(places, shed))
             .layer(middleware::from_fn(measure))
+            .layer(Extension(waits))
             .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, limits.duration))
             .layer(CompressionLayer::new())
             .layer(RequestDecompressionLayer::new())
@@ -87,8 +114,8 @@ fn panicked(cause: Box<dyn Any + Send + 'static>) -> Response {
 }
 
 /// Refuses what is more than the server can work on at once, before it costs anything.
-async fn shed(State(in_flight): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
-    match in_flight.try_acquire() {
+async fn shed(State(places): State<Arc<Places>>, request: Request, next: Next) -> Response {
+    match places.of(&request).try_acquire() {
         Ok(_place) => next.run(request).await,
         Err(_) => Problem::unavailable("Too many requests are in work.").into_response(),
     }
@@ -106,4 +133,20 @@ async fn measure(request: Request, next: Next) -> Response {
     metrics::histogram!("gpuledger_http_request_seconds", "method" => method, "path" => path)
         .record(begun.elapsed().as_secs_f64());
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+
+    #[test]
+    fn no_load_of_others_takes_the_places_of_nodes() {
+        let places = Places::new(1);
+        let to = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+        let _wait = places.of(&to("/v1/allocations/a?wait=60s")).try_acquire().unwrap();
+        assert!(places.of(&to("/v1/tenants")).try_acquire().is_err());
+        let _report = places.of(&to("/v1/node-reports")).try_acquire().unwrap();
+        assert!(places.of(&to("/v1/reading-batches")).try_acquire().is_err());
+    }
 }

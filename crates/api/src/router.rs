@@ -37,7 +37,7 @@ pub struct HttpLimits {
     pub body: usize,
     /// From the first byte of a request to its answer; longer than any `wait`.
     pub duration: Duration,
-    /// Requests in work at once; more get 503.
+    /// Requests in work at once; more get 503. What nodes send is counted apart. A quarter of them may be a `wait`.
     pub in_flight: usize,
 }
 

@@ -269,10 +269,13 @@ pub(crate) async fn change(client: &Client, id: AllocationId, verb: &str) -> Res
 async fn wait_until(client: &Client, id: AllocationId, deadline: Monotonic) -> Result<Value, ClientError> {
     loop {
         let left = deadline.saturating_duration_since(Monotonic::now());
+        let looked_at = Monotonic::now();
         let value = look(client, id, left.min(Duration::from_secs(30))).await?;
         if Allocation::read(&value)?.state != AllocationState::Queued || left < Duration::from_secs(1) {
             return Ok(value);
         }
+        // a server on which very many wait answers at once
+        tokio::time::sleep_until(looked_at + Duration::from_secs(1)).await;
     }
 }
 

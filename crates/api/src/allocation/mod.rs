@@ -5,6 +5,7 @@ pub mod request;
 use crate::{
     extract::{Json, Path, Query},
     interval::Interval,
+    layers::Waits,
     page::{Cursor, Limit, Page},
     problem::{Problem, ReadErrors, WriteErrors},
     router::ApiState,
@@ -14,7 +15,7 @@ use app::{
     Caller,
     allocation::{self, AllocationView, Filter, HistoryRow, PartView, WaitsFor},
 };
-use axum::extract::State;
+use axum::{Extension, extract::State};
 use placement::{Excluded, Nearest};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::{collections::BTreeMap, time::Duration};
@@ -246,7 +247,8 @@ pub struct AllocationFilter {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Waiting {
-    /// Answers once it is no longer queued, or after this many seconds: `0s` to `60s`.
+    /// Answers once it is no longer queued, or after this many seconds: `0s` to `60s`. A server on which very many wait
+    /// may answer sooner.
     #[serde(default)]
     #[param(value_type = Option<String>, required = false, example = "30s")]
     wait: Wait,
@@ -297,8 +299,11 @@ pub(crate) async fn get_allocation(
     caller: Caller,
     Path(path): Path<AllocationPath>,
     Query(waiting): Query<Waiting>,
+    Extension(waits): Extension<Waits>,
 ) -> Result<Json<Allocation>, Problem> {
-    Ok(Json(allocation::wait(&state.app, &caller, path.allocation_id, waiting.wait.0).await?.into()))
+    let place = waits.0.try_acquire();
+    let longest = if place.is_ok() { waiting.wait.0 } else { Duration::ZERO };
+    Ok(Json(allocation::wait(&state.app, &caller, path.allocation_id, longest).await?.into()))
 }
 
 /// Show what happened to an allocation
