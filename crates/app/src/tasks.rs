@@ -77,7 +77,11 @@ async fn end_periods(app: &App) -> Result<(), AppError> {
     for tenant in tenants {
         let edge = billing::period::month_of(now, &tenant.zone).span.start();
         for pool in app.schedulers.pools() {
-            app.ask(pool, Command::Cut(tenant.tenant_id, edge)).await?;
+            match app.ask(pool, Command::Cut(tenant.tenant_id, edge)).await {
+                // each server cuts in the pools that it leads
+                Ok(_) | Err(AppError::Unavailable(_)) => {}
+                Err(error) => return Err(error),
+            }
         }
     }
     Ok(())

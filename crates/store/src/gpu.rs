@@ -328,6 +328,23 @@ pub async fn occupancy_of(tx: &mut Tx, gpus: &[GpuId], span: types::Span) -> Res
         .collect())
 }
 
+/// The last sequences of one card's journals, and whether it was in service: (occupancy, capacity, in service).
+///
+/// # Errors
+/// What the database says.
+pub async fn journal_head(tx: &mut Tx, gpu: GpuId) -> Result<(i64, i64, bool), StoreError> {
+    let row = sqlx::query!(
+        r#"select coalesce((select max(sequence) from occupancy where gpu_id = $1), 0) as "occupancy!",
+                coalesce((select max(sequence) from gpu_capacity where gpu_id = $1), 0) as "capacity!",
+                coalesce((select in_service from gpu_capacity where gpu_id = $1 order by sequence desc limit 1), false)
+                    as "in_service!""#,
+        gpu.uuid()
+    )
+    .fetch_one(tx.connection())
+    .await?;
+    Ok((row.occupancy, row.capacity, row.in_service))
+}
+
 /// The last sequence of each journal of a pool's cards: (card, occupancy, capacity, in service).
 ///
 /// # Errors

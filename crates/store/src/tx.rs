@@ -2,7 +2,7 @@
 
 use crate::{error::StoreError, migrate, scope::Scope};
 use sqlx::{
-    AssertSqlSafe, PgConnection, PgPool, Postgres, Transaction,
+    AssertSqlSafe, Connection, PgConnection, PgPool, Postgres, Transaction,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use std::{str::FromStr, time::Duration};
@@ -33,6 +33,9 @@ impl StoreSettings {
     }
 }
 
+/// A connection that was idle for longer is asked whether it lives before it is used: Postgres may have been away.
+const TRUSTED_IDLE: Duration = Duration::from_secs(1);
+
 /// The database, as the service's role sees it.
 #[derive(Debug, Clone)]
 pub struct Store {
@@ -60,6 +63,17 @@ impl Store {
             .max_connections(settings.connections)
             .min_connections(0)
             .acquire_timeout(settings.acquire)
+            // a connection that was in use a moment ago needs no question whether it lives: that would be a round trip more
+            // for every transaction
+            .test_before_acquire(false)
+            .before_acquire(|connection, seen| {
+                Box::pin(async move {
+                    if seen.idle_for > TRUSTED_IDLE {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            })
             .after_connect(|connection, _| {
                 Box::pin(async move {
                     sqlx::query("set role gpuledger_service").execute(&mut *connection).await?;
@@ -76,9 +90,8 @@ impl Store {
     /// [`StoreError::Unavailable`] when no connection is to be had.
     pub async fn begin(&self, name: &'static str, scope: Scope) -> Result<Tx, StoreError> {
         // one round trip for both; the setting is made of UUIDs, commas and a star, never of foreign text
-        let mut inner = self.pool.begin().await?;
-        let set = format!("set local app.tenants = '{}'", scope.setting());
-        sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *inner).await?;
+        let begin = format!("begin; set local app.tenants = '{}'", scope.setting());
+        let inner = self.pool.begin_with(AssertSqlSafe(begin)).await?;
         Ok(Tx { inner, scope, name })
     }
 
@@ -87,12 +100,9 @@ impl Store {
     /// # Errors
     /// [`StoreError::Unavailable`] when no connection is to be had.
     pub async fn begin_snapshot(&self, name: &'static str, scope: Scope) -> Result<Tx, StoreError> {
-        let mut inner = self.pool.begin().await?;
-        let set = format!(
-            "set transaction isolation level repeatable read, read only; set local app.tenants = '{}'",
-            scope.setting()
-        );
-        sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *inner).await?;
+        let begin =
+            format!("begin isolation level repeatable read read only; set local app.tenants = '{}'", scope.setting());
+        let inner = self.pool.begin_with(AssertSqlSafe(begin)).await?;
         Ok(Tx { inner, scope, name })
     }
 

@@ -155,8 +155,14 @@ impl Ledger {
     }
 
     pub fn renew(&mut self, id: AllocationId, now: Instant) {
-        if let Some(allocation) = self.allocations.get_mut(&id).filter(|a| a.state == S::Active) {
-            allocation.last_sign = now;
+        let Some(a) = self.allocations.get_mut(&id).filter(|a| a.state == S::Active) else { return };
+        a.last_sign = now;
+        let heard = a.cards.iter().any(|card| !self.nodes[&self.cards[card].node].silent);
+        if heard && let Some(since) = a.unconfirmed_since.take() {
+            a.keep(Kind::Attested, since, now);
+            a.open_from = now;
+            a.lost_by = None;
+            a.cause = Cause::Attested;
         }
     }
 

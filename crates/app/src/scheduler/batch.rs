@@ -55,14 +55,14 @@ pub(super) async fn gather(
                 owners.insert((new.tenant_id, new.project_id));
                 keys.extend(new.key.as_ref().map(|(key, _)| (new.tenant_id, key.clone())));
             }
-            Command::Release(id, _) | Command::Cancel(id, _) | Command::Confirm(id, _) => {
+            Command::Release(id, _) | Command::Cancel(id, _) | Command::Confirm(id, _) | Command::Renew(id, _) => {
                 owners.extend(state.open.get(id).map(|open| (open.row.tenant_id, open.row.project_id)));
             }
             // whatever may end or begin because of these
             Command::Report(..) | Command::Tick | Command::SetNodeState(..) | Command::NodeJoined(_) => {
                 owners.extend(state.open.values().map(|open| (open.row.tenant_id, open.row.project_id)));
             }
-            Command::Renew(..) | Command::Reconsider | Command::Cut(..) | Command::Look => {}
+            Command::Reconsider | Command::Cut(..) | Command::Look => {}
         }
     }
     owners.extend(

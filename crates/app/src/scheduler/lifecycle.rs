@@ -48,11 +48,26 @@ impl Batch<'_> {
         if state != AllocationState::Active {
             return Err(AppError::conflict("not_active", format!("the allocation is {state}, not active")));
         }
+        let meter_stands = self.meter_stands(id);
         self.sign_of_life(id);
+        if meter_stands {
+            self.attest(id, &by.actor().to_string())?;
+        }
         Ok(self.show(id, false))
     }
 
-    /// A sign of life at the pool's time. Where the meter stood still it stays so: that is for the node to attest.
+    /// Whether a workload is unconfirmed although its node is heard from again: it is one that no agent sees, and its owner's
+    /// word is the only one to come. While the node is silent the meter stands still, whatever the owner says.
+    pub fn meter_stands(&self, id: AllocationId) -> bool {
+        self.state.open.get(&id).is_some_and(|open| open.row.unconfirmed_since.is_some() && !self.node_is_silent(open))
+    }
+
+    fn node_is_silent(&self, open: &Open) -> bool {
+        let node = open.parts.first().and_then(|part| self.state.nodes.get(&part.node_id));
+        node.is_some_and(|node| node.silent)
+    }
+
+    /// A sign of life at the pool's time.
     pub fn sign_of_life(&mut self, id: AllocationId) {
         if let Some(open) = self.state.open.get_mut(&id) {
             open.row.last_sign = open.row.last_sign.max(Some(self.state.time));
@@ -169,7 +184,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// The node is back and saw the workload live on: the gap is metered, and marked.
+    /// The node is back, and it or the owner says that the workload lived on: the gap is metered, and marked.
     pub fn attest(&mut self, id: AllocationId, actor: &str) -> Result<(), AppError> {
         let mut open = self.take(id)?;
         let now = self.state.time;
@@ -270,11 +285,7 @@ impl Batch<'_> {
         match row.state {
             AllocationState::Held => row.hold_until.map(|hold_until| Life::Held { hold_until }),
             AllocationState::Active => {
-                let node_silent = open
-                    .parts
-                    .first()
-                    .and_then(|part| self.state.nodes.get(&part.node_id))
-                    .is_some_and(|node| node.silent);
+                let node_silent = self.node_is_silent(open);
                 match row.unconfirmed_since.zip(row.lost_by) {
                     Some((since, lost_by)) if node_silent => {
                         Some(Life::Unconfirmed { ends_by: row.ends_by, since, lost_by })

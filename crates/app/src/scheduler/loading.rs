@@ -5,7 +5,7 @@ use crate::error::AppError;
 use placement::{Gpu, Inventory, Service};
 use std::collections::{BTreeMap, BTreeSet};
 use store::{Tx, leadership::Lease, node::NodeState};
-use types::{AllocationId, AllocationState, Bytes, Instant, PoolId};
+use types::{AllocationId, AllocationState, Bytes, Instant, NodeId, PoolId, wire::NodeReport};
 
 /// Reads the pool's open state. `now` is when the leadership began.
 pub(super) async fn load(tx: &mut Tx, pool: PoolId, lease: Lease, now: Instant) -> Result<PoolState, AppError> {
@@ -52,6 +52,7 @@ pub(super) async fn load(tx: &mut Tx, pool: PoolId, lease: Lease, now: Instant) 
         fresh_signs: BTreeSet::new(),
         fresh_nodes: BTreeSet::new(),
         id_counter: 0,
+        elsewhere: BTreeSet::new(),
         pool,
     };
     for row in store::gpu::page(tx, Some(state.pool.pool_id), None, None, i64::MAX).await? {
@@ -103,4 +104,49 @@ pub(super) fn inconsistent(error: placement::InventoryError) -> AppError {
 
 fn orphan(allocation: AllocationId) -> AppError {
     AppError::Internal(format!("an open part belongs to no open allocation: {allocation}"))
+}
+
+/// Reads a node that joined. One that was in another pool before brings its presence journal along.
+pub(super) async fn node(tx: &mut Tx, state: &mut PoolState, node: NodeId) -> Result<(), AppError> {
+    let Some(row) = store::node::get(tx, node).await? else { return Ok(()) };
+    let last = store::node::presence_of(tx, &[node]).await?.pop();
+    match state.nodes.get_mut(&node) {
+        Some(known) => {
+            known.row.hostname = row.hostname;
+            known.row.state = row.state;
+        }
+        None => {
+            let silent = last.is_some_and(|p| !p.present);
+            let node = Node { row, silent, reported: false, presence_sequence: last.map_or(0, |p| p.sequence) };
+            state.nodes.insert(node.row.node_id, node);
+        }
+    }
+    Ok(())
+}
+
+/// Cards that a report names and this pool does not know, but another does: one that is empty comes over with its
+/// journals when its node moved here, or was removed there. Any other stays where it is.
+pub(super) async fn cards_from_elsewhere(
+    tx: &mut Tx,
+    state: &mut PoolState,
+    node: NodeId,
+    report: &NodeReport,
+) -> Result<(), AppError> {
+    for gpu in &report.gpus {
+        if state.cards.values().any(|card| card.row.uuid == gpu.uuid) {
+            continue;
+        }
+        let Some(row) = store::gpu::by_uuid(tx, &gpu.uuid).await? else { continue };
+        let its_node = store::node::get(tx, row.node_id).await?;
+        let came_along = row.node_id == node || its_node.is_none_or(|n| n.state == NodeState::Removed);
+        if row.granted > Bytes::ZERO || !came_along {
+            state.elsewhere.insert(gpu.uuid.clone());
+            continue;
+        }
+        state.elsewhere.remove(&gpu.uuid);
+        let (occupancy_sequence, capacity_sequence, in_service) = store::gpu::journal_head(tx, row.gpu_id).await?;
+        let card = Card { occupancy_sequence, capacity_sequence, in_service, held: Bytes::ZERO, missing: true, row };
+        state.cards.insert(card.row.gpu_id, card);
+    }
+    Ok(())
 }

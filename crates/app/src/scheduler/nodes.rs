@@ -121,16 +121,23 @@ impl Batch<'_> {
     /// granted on the card, so that it never shrinks under a grant.
     fn report_gpu(&mut self, node_id: NodeId, gpu: &GpuReport, first_of_boot: bool) -> Result<(), AppError> {
         let allocatable = allocatable(gpu);
+        if self.state.elsewhere.contains(&gpu.uuid) {
+            tracing::warn!(%node_id, gpu = %gpu.uuid, "the card belongs to another pool: it takes nothing here");
+            return Ok(());
+        }
         let Some(card) = self.card_of(&gpu.uuid) else { return self.new_gpu(node_id, gpu, allocatable) };
         let gpu_id = card.row.gpu_id;
-        let moved = card.row.node_id != node_id;
+        let moved = card.row.node_id != node_id || card.row.pool_id != self.state.pool.pool_id;
         let resized = is_resized(&card.row, gpu, first_of_boot);
         let empty = self.state.inventory.gpu(gpu_id).is_none_or(|g| g.parts().count() == 0);
         if moved && !empty {
-            return Err(AppError::conflict(
-                "gpu_elsewhere",
-                format!("{} still has workloads on another node", gpu.uuid),
-            ));
+            // one card must not take the node's other words with it
+            tracing::warn!(%node_id, gpu = %gpu.uuid, "the card still has workloads on another node: it takes nothing here");
+            return Ok(());
+        }
+        if is_impossible(gpu) {
+            tracing::warn!(%node_id, gpu = %gpu.uuid, "the card reports no memory, or less than its driver keeps");
+            return Ok(());
         }
         if (moved || resized) && empty {
             let pool_id = self.state.pool.pool_id;
@@ -152,7 +159,7 @@ impl Batch<'_> {
     }
 
     fn new_gpu(&mut self, node_id: NodeId, gpu: &GpuReport, allocatable: Bytes) -> Result<(), AppError> {
-        if gpu.memory_total == Bytes::ZERO || gpu.driver_overhead.is_some_and(|o| o > gpu.memory_total) {
+        if is_impossible(gpu) {
             return Err(AppError::invalid(
                 "gpus",
                 format!("{}: memory_total must be above 0 and driver_overhead within it", gpu.uuid),
@@ -310,6 +317,11 @@ impl Batch<'_> {
             .filter(move |open| open.row.unconfirmed_since.is_none() && open.parts.iter().any(on_silent))
             .map(|open| open.row.allocation_id)
     }
+}
+
+/// Whether no card can be like this.
+fn is_impossible(gpu: &GpuReport) -> bool {
+    gpu.memory_total == Bytes::ZERO || gpu.driver_overhead.is_some_and(|overhead| overhead > gpu.memory_total)
 }
 
 /// What a card can give when it is empty.

@@ -150,7 +150,10 @@ impl Loop {
             .filter_map(|node| Some((node.row.node_id, node.row.boot_id.clone(), node.row.last_heard?)))
             .collect();
         store::node::set_heard(&mut tx, &heard).await?;
+        // graces may have been changed through another server
+        let pool = store::pool::get(&mut tx, self.pool).await?;
         tx.commit().await?;
+        state.pool = pool.unwrap_or_else(|| state.pool.clone());
         state.fresh_signs.clear();
         state.fresh_nodes.clear();
         Ok(true)
@@ -252,7 +255,9 @@ impl Loop {
                     memory.state.time = memory.state.time.max(pending.at);
                     Ok(Answer::Done)
                 }
-                Command::Renew(..) if rest.is_empty() => memory.apply(&pending.command, pending.at),
+                Command::Renew(id, _) if rest.is_empty() && !memory.meter_stands(*id) => {
+                    memory.apply(&pending.command, pending.at)
+                }
                 Command::Report(node, report) if rest.is_empty() && memory.is_routine(*node, report) => {
                     memory.apply(&pending.command, pending.at)
                 }
@@ -276,7 +281,8 @@ impl Loop {
         store::leadership::hold(&mut tx, self.pool, state.term).await?;
         for (command, _) in commands {
             match command {
-                Command::NodeJoined(node) => loading_node(&mut tx, state, *node).await?,
+                Command::NodeJoined(node) => loading::node(&mut tx, state, *node).await?,
+                Command::Report(node, report) => loading::cards_from_elsewhere(&mut tx, state, *node, report).await?,
                 Command::Reconsider => {
                     if let Some(pool) = store::pool::get(&mut tx, self.pool).await? {
                         state.pool = pool;
@@ -373,21 +379,6 @@ fn keep_signs(state: &mut PoolState, heard: PoolState) {
         }
     }
     state.fresh_nodes = heard.fresh_nodes;
-}
-
-async fn loading_node(tx: &mut store::Tx, state: &mut PoolState, node: types::NodeId) -> Result<(), AppError> {
-    let Some(row) = store::node::get(tx, node).await? else { return Ok(()) };
-    match state.nodes.get_mut(&node) {
-        Some(known) => {
-            known.row.hostname = row.hostname;
-            known.row.state = row.state;
-        }
-        None => {
-            let node = super::state::Node { row, silent: false, reported: false, presence_sequence: 0 };
-            state.nodes.insert(node.row.node_id, node);
-        }
-    }
-    Ok(())
 }
 
 /// The same failure for every command of a batch.

@@ -36,6 +36,8 @@ pub(super) struct PoolState {
     pub fresh_signs: BTreeSet<AllocationId>,
     /// Nodes heard from since that was last stored.
     pub fresh_nodes: BTreeSet<NodeId>,
+    /// Cards that nodes of this pool report and that belong to another pool.
+    pub elsewhere: BTreeSet<types::GpuUuid>,
     /// Orders the ids made within one millisecond.
     pub id_counter: u16,
 }
