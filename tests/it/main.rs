@@ -12,6 +12,7 @@ mod deployment;
 mod http;
 mod invoice;
 mod model;
+mod node;
 mod past;
 mod queue;
 mod quota;
