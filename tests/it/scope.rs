@@ -11,7 +11,7 @@ use support::Database;
 use types::{Bytes, TenantId};
 
 /// Facts and journals: inserted once.
-const APPEND_ONLY: [&str; 17] = [
+const APPEND_ONLY: [&str; 20] = [
     "audit",
     "charge",
     "gpu_capacity",
@@ -29,6 +29,9 @@ const APPEND_ONLY: [&str; 17] = [
     "set_aside",
     "set_aside_ruling",
     "unbilled_span",
+    "note",
+    "credit",
+    "credit_use",
 ];
 
 async fn texts(connection: &mut PgConnection, query: &'static str) -> Vec<String> {
@@ -189,6 +192,15 @@ async fn two_tenants() -> (World, [TenantId; 2]) {
     world.pass_to("2026-12-01T00:00:00Z");
     for tenant in &tenants {
         invoice::issue(&world.app, &operator(), *tenant, "2026-11", Some("test".to_owned())).await.unwrap();
+    }
+    // what no use case writes yet
+    for rows in [
+        "insert into note select tenant_id, gen_random_uuid(), invoice_id, 'N-' || number, 'credit', currency, 1, 'a test', '{}',
+            digest, hash, hash, issued_at, issued_by from invoice",
+        "insert into credit select tenant_id, invoice_id, currency, 100, 'a test', issued_at, issued_by, null from invoice",
+        "insert into credit_use select tenant_id, invoice_id, invoice_id, 1, issued_at from invoice",
+    ] {
+        sqlx::raw_sql(rows).execute(&mut world.owner().await).await.unwrap();
     }
     (world, [tenants[0], tenants[1]])
 }

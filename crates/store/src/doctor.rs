@@ -6,7 +6,7 @@ use sqlx::{Connection, PgConnection, Row};
 use types::{Instant, PoolId, SetAsideId};
 
 /// Tables whose rows are inserted once and never changed. Months of readings belong to them too.
-pub const APPEND_ONLY: [&str; 17] = [
+pub const APPEND_ONLY: [&str; 20] = [
     "gpu_model",
     "plan",
     "plan_version",
@@ -24,6 +24,9 @@ pub const APPEND_ONLY: [&str; 17] = [
     "charge",
     "invoice",
     "audit",
+    "note",
+    "credit",
+    "credit_use",
 ];
 
 /// A Postgres server as the URL's user finds it.
