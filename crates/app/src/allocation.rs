@@ -115,10 +115,8 @@ async fn resolve(app: &App, caller: &Caller, ask: Ask) -> Result<(PoolId, NewReq
             known.ok_or(AppError::NotFound("project"))?.project_id
         }
         None => {
-            let projects = store::project::page(&mut tx, tenant_id, None, i64::MAX).await?;
-            projects
-                .into_iter()
-                .find(|p| p.name.as_str() == "default")
+            let first = store::project::by_name(&mut tx, tenant_id, &crate::project::default_name()).await?;
+            first
                 .ok_or_else(|| AppError::invalid("project_id", "is needed: the tenant has no project named default"))?
                 .project_id
         }
