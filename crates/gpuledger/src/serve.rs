@@ -9,7 +9,7 @@ use crate::{
 use api::{ApiState, PrometheusBuilder, PrometheusHandle};
 use app::{App, AppError};
 use postgres::Running;
-use std::{future::IntoFuture, time::Duration};
+use std::{future::IntoFuture, net::SocketAddr, time::Duration};
 use store::{StoreError, migrate};
 use tokio::{
     net::TcpListener,
@@ -99,7 +99,8 @@ async fn serve(
     drain: Duration,
     stop: &CancellationToken,
 ) -> Result<(), CliError> {
-    let served = axum::serve(listener, api::router(state)).with_graceful_shutdown(stop.clone().cancelled_owned());
+    let service = api::router(state).into_make_service_with_connect_info::<SocketAddr>();
+    let served = axum::serve(listener, service).with_graceful_shutdown(stop.clone().cancelled_owned());
     let patience = async {
         stop.cancelled().await;
         sleep(drain).await;
