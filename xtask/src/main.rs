@@ -1,8 +1,9 @@
-//! The project's own commands: `cargo xtask demo`, `test`, `tidy`, `openapi`, `sqlx` and `ci`. What has a branch in it
-//! is written here in Rust rather than in a script; `.ci/run` calls the same verbs that people type.
+//! The project's own commands: `cargo xtask demo`, `test`, `bench`, `tidy`, `openapi`, `sqlx` and `ci`. What has a branch
+//! in it is written here in Rust rather than in a script; `.ci/run` calls the same verbs that people type.
 
 #![expect(clippy::print_stdout, reason = "a command line program speaks on its output")]
 
+mod bench;
 mod ci;
 mod demo;
 mod openapi;
@@ -36,6 +37,12 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Measure how fast the ledger is, beside bare Postgres in the same run. `--help` names the benches.
+    Bench {
+        /// Passed on: names of benches, `--json FILE`, `--quick`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Check the rules of the code's shape. Each violation comes with the rule's reason.
     Tidy {
         /// Record the checksums of new migrations, which are frozen from then on.
@@ -65,6 +72,7 @@ fn main() -> ExitCode {
     let outcome = match Xtask::parse().verb {
         Verb::Demo { args } => demo::run(&args),
         Verb::Test { args } => test::run(&args),
+        Verb::Bench { args } => bench::run(&args),
         Verb::Tidy { bless } => tidy::run(bless),
         Verb::Openapi { check } => openapi::run(check),
         Verb::Sqlx { check } => sqlx::run(check),
