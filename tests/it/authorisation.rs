@@ -40,6 +40,7 @@ use Foreign::{Own, Refused};
 fn rule(operation: &str) -> Option<(&'static [&'static str], Foreign)> {
     Some(match operation {
         "get_me" => (&[OPERATOR, CLERK, ADMIN, MEMBER, VIEWER, NODE], Own),
+        "list_sessions" | "revoke_other_sessions" => (EVERY_ROLE, Own),
         "list_pools" | "get_pool" | "list_tenants" | "list_plans" => (EVERY_ROLE, Own),
         "get_tenant" | "list_projects" | "list_quotas" | "list_allocations" | "get_usage" | "get_usage_csv"
         | "get_plan" | "list_subscriptions" | "preview_invoice" | "list_invoices" | "get_invoice" | "list_charges"
@@ -57,7 +58,7 @@ fn rule(operation: &str) -> Option<(&'static [&'static str], Foreign)> {
         | "create_subscription"
         | "issue_invoice" => (PLATFORM, Refused),
         "create_project" | "create_user" | "disable_user" | "set_password" | "create_key" | "revoke_key"
-        | "set_project_quota" => (&[OPERATOR, ADMIN], Refused),
+        | "set_project_quota" | "revoke_session" => (&[OPERATOR, ADMIN], Refused),
         "list_users" | "list_keys" | "list_audit" => (&[OPERATOR, CLERK, ADMIN], Refused),
         "create_allocation" | "dry_run_allocation" => (USERS, Refused),
         "confirm_allocation" | "renew_allocation" | "release_allocation" | "cancel_allocation" => {
@@ -104,6 +105,8 @@ impl Stage {
         let user = json!({"tenant_id": ours.id, "email": "victim@example.com", "name": "v", "role": "viewer",
             "password": crate::deployment::PASSWORD});
         let user = text(&operator.post("/v1/users", &user).await.expect(201)["user_id"]);
+        let login = json!({"email": "victim@example.com", "password": crate::deployment::PASSWORD});
+        let session = text(&deployment.anyone().post("/v1/login", &login).await.expect(200)["session_id"]);
         let (key, _) = deployment.key(Some(&ours.id), "viewer").await;
         let on_node = json!({"memory": "1GiB", "node_id": node.id});
         let held = text(&ask(&ours.member, "held", &on_node).await.expect(201)["allocation_id"]);
@@ -117,6 +120,7 @@ impl Stage {
             ("tenant_id", ours.id.clone()),
             ("project_id", ours.project.clone()),
             ("user_id", user),
+            ("session_id", session),
             ("key_id", key),
             ("pool_id", pool.clone()),
             ("node_id", node.id.clone()),

@@ -22,6 +22,7 @@ mod recovery;
 mod scheduler;
 mod schema;
 mod scope;
+mod session;
 mod set_aside;
 mod subscription;
 mod take_over;

@@ -176,7 +176,8 @@ async fn two_tenants() -> (World, [TenantId; 2]) {
             role: types::Role::Viewer,
             password: "a long password of tests".to_owned().into(),
         };
-        app::user::create(&world.app, &operator(), new).await.unwrap();
+        let user = app::user::create(&world.app, &operator(), new).await.unwrap();
+        app::session::begin(&world.app, user, app::session::Origin::default()).await.unwrap();
         app::api_key::create(&world.app, &operator(), Some(tenant), crate::world::name(called), types::Role::Member)
             .await
             .unwrap();

@@ -5,10 +5,10 @@ use crate::{
     problem::{FieldError, Problem},
     router::ApiState,
 };
-use app::Caller;
+use app::{Authenticated, Caller, session::Origin};
 use axum::{
     extract::{
-        FromRequest, FromRequestParts, Request,
+        ConnectInfo, FromRequest, FromRequestParts, Request,
         path::ErrorKind,
         rejection::{JsonRejection, PathRejection, QueryRejection},
     },
@@ -16,7 +16,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Serialize, de::DeserializeOwned};
-use std::error::Error;
+use std::{convert::Infallible, error::Error, net::SocketAddr};
+use types::SessionId;
 
 /// A JSON body, in or out.
 #[derive(Debug)]
@@ -107,9 +108,36 @@ impl FromRequestParts<ApiState> for Caller {
             .map(|(_, credential)| credential.trim())
             .filter(|credential| credential.len() <= LONGEST_CREDENTIAL)
             .ok_or_else(|| Problem::unauthenticated("The header Authorization is not of the form Bearer …"))?;
-        let principal = state.app.authenticate(credential).await?;
+        let Authenticated { principal, session } = state.app.authenticate(credential).await?;
+        parts.extensions.insert(PresentSession(session));
         let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone());
         Ok(Self { principal, request_id })
+    }
+}
+
+/// The session that a person calls in; absent for machines. Taken after [`Caller`], which finds it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PresentSession(pub Option<SessionId>);
+
+impl<S: Send + Sync> FromRequestParts<S> for PresentSession {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get().copied().unwrap_or(Self(None)))
+    }
+}
+
+/// Where a request comes from, as far as known.
+#[derive(Debug)]
+pub(crate) struct Whence(pub Origin);
+
+impl<S: Send + Sync> FromRequestParts<S> for Whence {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let address = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip().to_canonical());
+        let user_agent = parts.headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok());
+        Ok(Self(Origin { address, user_agent: user_agent.map(str::to_owned) }))
     }
 }
 

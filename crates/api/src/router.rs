@@ -82,6 +82,9 @@ fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::with_openapi(Document::openapi())
         // who calls
         .routes(routes!(session::login))
+        .routes(routes!(session::list_sessions))
+        .routes(routes!(session::revoke_other_sessions))
+        .routes(routes!(session::revoke_session))
         .routes(routes!(user::get_me))
         // who is billed
         .routes(routes!(tenant::create_tenant, tenant::list_tenants))

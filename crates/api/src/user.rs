@@ -1,7 +1,7 @@
 //! `/v1/users` and `/v1/me`
 
 use crate::{
-    extract::{Json, Path, Query},
+    extract::{Json, Path, PresentSession, Query},
     page::{Cursor, Page, TenantPaging},
     problem::{Problem, ReadErrors, WriteErrors},
     router::ApiState,
@@ -155,7 +155,7 @@ pub(crate) async fn list_users(
 
 /// Disable an account
 ///
-/// Its tokens stop to work at once. Doing it again changes nothing.
+/// Its sessions end: at once on the server that does it, within five seconds on others. Doing it again changes nothing.
 #[utoipa::path(
     post, path = "/v1/users/{user_id}/disable", tag = "users", security(("bearer" = [])),
     params(UserPath),
@@ -171,7 +171,8 @@ pub(crate) async fn disable_user(
 
 /// Set another password
 ///
-/// One's own with the current one, or that of an account one manages.
+/// One's own with the current one, or that of an account one manages. All sessions of that person end, but for the one
+/// that changes its own password.
 #[utoipa::path(
     put, path = "/v1/users/{user_id}/password", tag = "users", security(("bearer" = [])),
     params(UserPath),
@@ -180,9 +181,10 @@ pub(crate) async fn disable_user(
 pub(crate) async fn set_password(
     State(state): State<ApiState>,
     caller: Caller,
+    PresentSession(present): PresentSession,
     Path(path): Path<UserPath>,
     Json(new): Json<NewPassword>,
 ) -> Result<StatusCode, Problem> {
-    user::set_password(&state.app, &caller, path.user_id, new.password, new.current_password).await?;
+    user::set_password(&state.app, &caller, path.user_id, new.password, new.current_password, present).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -8,9 +8,17 @@ use crate::{
     session,
 };
 use store::{Scope, api_key, node_credential, user};
-use types::{Role, TenantId, UserId};
+use types::{Role, SessionId, TenantId, UserId};
 
 const REVOKED: AppError = AppError::Unauthenticated("the credential is unknown or revoked");
+
+/// Whoever a bearer credential belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Authenticated {
+    pub principal: Principal,
+    /// The session that a person's token names; absent for machines.
+    pub session: Option<SessionId>,
+}
 
 impl App {
     /// Whoever this bearer credential belongs to: a person's token, an API key or a node's credential, told apart by how
@@ -18,11 +26,33 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Unauthenticated`] saying what kind of fault, never how near it was to right.
-    pub async fn authenticate(&self, bearer: &str) -> Result<Principal, AppError> {
-        if !bearer.starts_with("gl") {
-            let user = session::verify(self, bearer).await?;
-            return self.person(user).await;
+    pub async fn authenticate(&self, bearer: &str) -> Result<Authenticated, AppError> {
+        if bearer.starts_with("gl") {
+            let principal = self.machine_of(bearer).await?;
+            return Ok(Authenticated { principal, session: None });
         }
+        let (user, session) = session::verify(self, bearer).await?;
+        if self.holder(session).await? != Some(user) {
+            return Err(AppError::Unauthenticated("the session has ended"));
+        }
+        let principal = self.person(user).await?;
+        Ok(Authenticated { principal, session: Some(session) })
+    }
+
+    /// Whose a session is, while it holds.
+    async fn holder(&self, session_id: SessionId) -> Result<Option<UserId>, AppError> {
+        if let Some(holder) = self.sessions.holders().get(&session_id) {
+            return Ok(holder);
+        }
+        let mut tx = self.store.begin("authenticate.session", Scope::Operator).await?;
+        let row = store::session::get(&mut tx, session_id).await?;
+        // when it ends by itself, its token says
+        let holder = row.filter(|row| row.revoked_at.is_none()).map(|row| row.user_id);
+        self.sessions.holders().keep(session_id, holder);
+        Ok(holder)
+    }
+
+    async fn machine_of(&self, bearer: &str) -> Result<Principal, AppError> {
         let presented = Presented::parse(bearer).ok_or(AppError::Unauthenticated("the credential is malformed"))?;
         let known_as = known_as(presented.kind, &presented.prefix);
         let recent = self.sessions.credentials().get(known_as.as_str());
@@ -47,7 +77,7 @@ impl App {
             .filter(|user| user.disabled_at.is_none())
             .ok_or(AppError::Unauthenticated("the account is unknown or disabled"))?;
         let principal = principal(Actor::User(user_id), user.role, user.tenant_id);
-        self.sessions.users().put(user_id, principal.clone());
+        self.sessions.users().keep(user_id, principal.clone());
         Ok(principal)
     }
 

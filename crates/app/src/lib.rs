@@ -32,6 +32,7 @@ pub mod tenant;
 pub mod usage;
 pub mod user;
 
+pub use authenticate::Authenticated;
 pub use caller::Caller;
 pub use error::{AppError, Invalid};
 pub use principal::{Actor, Principal};

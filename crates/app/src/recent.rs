@@ -37,15 +37,17 @@ impl<K: Eq + Hash, V: Clone> Recent<K, V> {
         self.kept().get(key).filter(|(at, _)| at.elapsed() < KEPT_FOR).map(|(_, value)| value.clone())
     }
 
-    pub fn put(&self, key: K, value: V) {
+    /// Keeps what a look-up found, unless something was put there while it looked: that is newer.
+    pub fn keep(&self, key: K, value: V) {
         let mut kept = self.kept();
-        if kept.len() >= MOST {
-            kept.retain(|_, (at, _)| at.elapsed() < KEPT_FOR);
-            if kept.len() >= MOST {
-                kept.clear();
-            }
+        if kept.get(&key).is_none_or(|(at, _)| at.elapsed() >= KEPT_FOR) {
+            insert(&mut kept, key, value);
         }
-        kept.insert(key, (Instant::now(), value));
+    }
+
+    /// Puts what holds from now on in place of what was looked up before.
+    pub fn put(&self, key: K, value: V) {
+        insert(&mut self.kept(), key, value);
     }
 
     pub fn forget<Q: Eq + Hash + ?Sized>(&self, key: &Q)
@@ -53,5 +55,39 @@ impl<K: Eq + Hash, V: Clone> Recent<K, V> {
         K: Borrow<Q>,
     {
         self.kept().remove(key);
+    }
+}
+
+fn insert<K: Eq + Hash, V>(kept: &mut HashMap<K, (Instant, V)>, key: K, value: V) {
+    if kept.len() >= MOST {
+        kept.retain(|_, (at, _)| at.elapsed() < KEPT_FOR);
+        if kept.len() >= MOST {
+            kept.clear();
+        }
+    }
+    kept.insert(key, (Instant::now(), value));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_up_that_began_earlier_does_not_undo_what_was_put() {
+        let recent = Recent::default();
+        recent.keep("session", Some(1));
+        recent.put("session", None);
+        recent.keep("session", Some(1));
+        assert_eq!(recent.get("session"), Some(None));
+    }
+
+    #[test]
+    fn there_is_an_end_to_what_is_kept() {
+        let recent = Recent::default();
+        for n in 0..=MOST {
+            recent.put(n, ());
+        }
+        assert!(recent.kept().len() <= MOST);
+        assert_eq!(recent.get(&MOST), Some(()));
     }
 }

@@ -1,7 +1,10 @@
 //! The built-in token issuer: a person's password against a JWT signed with ES256.
 //!
-//! A token says only who; role and tenant are looked up at each call, so that disabling works at once. The pairs of
-//! keys stand in the database, made when first needed: every server signs with the newest and accepts all.
+//! A token says only who and in which session; role, tenant and whether the session still holds are looked up at each
+//! call, so that disabling and ending work at once. The pairs of keys stand in the database, made when first needed:
+//! every server signs with the newest and accepts all.
+
+mod life;
 
 use crate::{App, error::AppError, password::Password, principal::Principal, recent::Recent};
 use aws_lc_rs::{
@@ -20,9 +23,11 @@ use store::{
     signing_key::{self, SigningKeyRow},
     user,
 };
-use types::{Instant, UserId};
+use types::{Instant, SessionId, UserId};
 
-pub use store::user::UserRow;
+pub use life::{Origin, Whose, begin, list, revoke, revoke_others};
+pub(crate) use life::{forget_expired, revoke_all};
+pub use store::{session::SessionRow, user::UserRow};
 
 /// How the issuer works.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +79,8 @@ struct Inner {
     /// Held while this server makes the first pair.
     making: tokio::sync::Mutex<()>,
     users: Recent<UserId, Principal>,
+    /// Whose each session is that holds; absent for one that does not.
+    holders: Recent<SessionId, Option<UserId>>,
     credentials: Recent<String, (Principal, [u8; 32])>,
 }
 
@@ -102,17 +109,24 @@ struct Claims {
     iss: String,
     aud: String,
     sub: UserId,
+    sid: SessionId,
     iat: i64,
     exp: i64,
 }
 
 /// What a successful login gives.
-#[derive(Debug)]
 pub struct Session {
     /// To be sent as a bearer token.
     pub token: String,
-    pub expires_at: Instant,
+    pub row: SessionRow,
     pub user: UserRow,
+}
+
+impl std::fmt::Debug for Session {
+    /// Without the token, so that no log carries it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("row", &self.row).finish_non_exhaustive()
+    }
 }
 
 impl Sessions {
@@ -124,6 +138,7 @@ impl Sessions {
             keys: Mutex::new(None),
             making: tokio::sync::Mutex::new(()),
             users: Recent::default(),
+            holders: Recent::default(),
             credentials: Recent::default(),
         }))
     }
@@ -131,6 +146,11 @@ impl Sessions {
     /// People looked up lately.
     pub(crate) fn users(&self) -> &Recent<UserId, Principal> {
         &self.0.users
+    }
+
+    /// Sessions looked up lately: the person of each that holds.
+    pub(crate) fn holders(&self) -> &Recent<SessionId, Option<UserId>> {
+        &self.0.holders
     }
 
     /// Keys and node credentials looked up lately, by kind and prefix.
@@ -214,7 +234,7 @@ fn make_key(now: Instant) -> Result<SigningKeyRow, AppError> {
 ///
 /// # Errors
 /// [`AppError::Unauthenticated`].
-pub async fn login(app: &App, email: &str, password: Password) -> Result<Session, AppError> {
+pub async fn login(app: &App, email: &str, password: Password, origin: Origin) -> Result<Session, AppError> {
     let mut tx = app.store.begin("session.login", Scope::Operator).await?;
     let found = user::by_email(&mut tx, &email.to_lowercase()).await?;
     drop(tx); // no connection is kept while the password is checked
@@ -223,31 +243,30 @@ pub async fn login(app: &App, email: &str, password: Password) -> Result<Session
     let outcome = if user.is_some() { "passed" } else { "failed" };
     metrics::counter!("gpuledger_logins_total", "outcome" => outcome).increment(1);
     let user = user.ok_or(AppError::Unauthenticated("no such email address and password"))?;
-    let (token, expires_at) = issue(app, user.user_id).await?;
-    Ok(Session { token, expires_at, user })
+    begin(app, user, origin).await
 }
 
-async fn issue(app: &App, user: UserId) -> Result<(String, Instant), AppError> {
+/// The token of a session.
+async fn sign(app: &App, session: &SessionRow) -> Result<String, AppError> {
     let keys = app.sessions.keys(app, None).await?;
     let key = keys.first().ok_or_else(|| AppError::Internal("there is no signing key".into()))?;
     let settings = &app.sessions.0.settings;
-    let now = app.clock.now();
-    let expires_at = now.plus_secs(i64::from(settings.lifetime.0));
     let claims = Claims {
         iss: settings.issuer.clone(),
         aud: settings.audience.clone(),
-        sub: user,
-        iat: now.as_millis() / 1000,
-        exp: expires_at.as_millis() / 1000,
+        sub: session.user_id,
+        sid: session.session_id,
+        iat: session.created_at.as_millis() / 1000,
+        exp: session.expires_at.as_millis() / 1000,
     };
     let header = Header { kid: Some(key.kid.clone()), ..Header::new(Algorithm::ES256) };
-    let token = jsonwebtoken::encode(&header, &claims, &key.signs)
-        .map_err(|e| AppError::Internal(format!("a token could not be signed: {e}")))?;
-    Ok((token, expires_at))
+    jsonwebtoken::encode(&header, &claims, &key.signs)
+        .map_err(|e| AppError::Internal(format!("a token could not be signed: {e}")))
 }
 
-/// The person that a token names, if it is one of ours and still good.
-pub(crate) async fn verify(app: &App, token: &str) -> Result<UserId, AppError> {
+/// The person and the session that a token names, if it is one of ours and has not expired. Whether the session still
+/// holds is not asked.
+pub(crate) async fn verify(app: &App, token: &str) -> Result<(UserId, SessionId), AppError> {
     let refused = |_| AppError::Unauthenticated("the token is not valid");
     if token.len() > LONGEST_TOKEN {
         return Err(AppError::Unauthenticated("the token is too long"));
@@ -266,7 +285,12 @@ pub(crate) async fn verify(app: &App, token: &str) -> Result<UserId, AppError> {
 }
 
 /// Signature, issuer, audience and time.
-fn check(token: &str, key: &DecodingKey, settings: &SessionSettings, now: Instant) -> Result<UserId, AppError> {
+fn check(
+    token: &str,
+    key: &DecodingKey,
+    settings: &SessionSettings,
+    now: Instant,
+) -> Result<(UserId, SessionId), AppError> {
     let mut validation = Validation::new(Algorithm::ES256);
     validation.set_issuer(&[&settings.issuer]);
     validation.set_audience(&[&settings.audience]);
@@ -283,7 +307,7 @@ fn check(token: &str, key: &DecodingKey, settings: &SessionSettings, now: Instan
     if claims.iat.saturating_sub(LEEWAY_S) > now_s {
         return Err(AppError::Unauthenticated("the token is not valid yet"));
     }
-    Ok(claims.sub)
+    Ok((claims.sub, claims.sid))
 }
 
 #[cfg(test)]
@@ -295,10 +319,10 @@ mod tests {
 
     fn claims() -> Value {
         let id = "01980000-0000-7000-8000-000000000001";
-        json!({"iss": "gpuledger", "aud": "gpuledger", "sub": id, "iat": NOW, "exp": NOW + 900})
+        json!({"iss": "gpuledger", "aud": "gpuledger", "sub": id, "sid": id, "iat": NOW, "exp": NOW + 900})
     }
 
-    fn checked_at(token: &str, key: &Key, seconds: i64) -> Result<UserId, AppError> {
+    fn checked_at(token: &str, key: &Key, seconds: i64) -> Result<(UserId, SessionId), AppError> {
         let now = Instant::from_millis(seconds * 1000).unwrap();
         check(token, &key.verifies, &SessionSettings::default(), now)
     }
@@ -339,10 +363,11 @@ mod tests {
             with("aud", json!("another")),
             with("aud", json!(["another"])),
             with("sub", json!("root")),
+            with("sid", json!(1)),
             with("exp", json!("soon")),
             sign(&claims(), &self::key()),
         ];
-        bad.extend(["iss", "aud", "sub", "exp"].map(without));
+        bad.extend(["iss", "aud", "sub", "sid", "exp"].map(without));
         for token in bad {
             assert!(checked_at(&token, &key, NOW).is_err(), "{token} was accepted");
         }

@@ -31,6 +31,9 @@ pub async fn run_due(app: &App) {
     if let Err(error) = once(app, "forget_keys", 3600, forget_keys(app)).await {
         tracing::warn!(%error, "old request keys could not be forgotten");
     }
+    if let Err(error) = once(app, "forget_sessions", 3600, crate::session::forget_expired(app)).await {
+        tracing::warn!(%error, "expired sessions could not be forgotten");
+    }
     if let Err(error) = once(app, "check_balance", 3600, check_balance(app)).await {
         tracing::warn!(%error, "the balance of the last day could not be checked");
     }

@@ -7,11 +7,11 @@ use crate::{
     error::AppError,
     password::Password,
     principal::Actor,
-    tenant,
+    session, tenant,
 };
 use serde_json::json;
 use store::{Scope, Tx, tenant::TenantRow, user};
-use types::{Name, Role, TenantId, UserId};
+use types::{Name, Role, SessionId, TenantId, UserId};
 
 pub use store::user::UserRow;
 
@@ -134,7 +134,8 @@ pub async fn list(
     Ok(user::page(&mut tx, tenant_id, after, limit).await?)
 }
 
-/// Disables an account: at once on this server, within five seconds on others. Doing it again changes nothing.
+/// Disables an account and ends its sessions: at once on this server, within five seconds on others. Doing it again
+/// changes nothing.
 ///
 /// # Errors
 /// [`AppError::Forbidden`], [`AppError::NotFound`], [`AppError::Conflict`] `own_account`, so that no tenant and no
@@ -148,19 +149,22 @@ pub async fn disable(app: &App, caller: &Caller, user_id: UserId) -> Result<User
     let row = user::get(&mut tx, user_id).await?.ok_or(AppError::NotFound("user"))?;
     let now = app.clock.now();
     user::disable(&mut tx, user_id, now).await?;
+    let ended = session::revoke_all(app, &mut tx, user_id, None).await?;
     let change = Change {
         tenant: row.tenant_id,
         action: "user.disable",
         object: user_id.to_string(),
-        detail: json!({"email": row.email}),
+        detail: json!({"email": row.email, "sessions": ended.count()}),
     };
     audit::record(app, &mut tx, caller, change).await?;
     tx.commit().await?;
+    ended.forget(app);
     app.sessions.users().forget(&user_id);
     Ok(UserRow { disabled_at: row.disabled_at.or(Some(now)), ..row })
 }
 
-/// Sets another password: one's own with the current one, or that of an account one manages.
+/// Sets another password: one's own with the current one, or that of an account one manages. The person's sessions end,
+/// but for the `present` one that changes its own.
 ///
 /// # Errors
 /// [`AppError::Forbidden`], [`AppError::NotFound`], [`AppError::Invalid`] for a password that breaks a rule or a
@@ -171,6 +175,7 @@ pub async fn set_password(
     user_id: UserId,
     password: Password,
     current: Option<Password>,
+    present: Option<SessionId>,
 ) -> Result<(), AppError> {
     let is_own = caller.actor() == Actor::User(user_id);
     if !is_own {
@@ -193,14 +198,17 @@ pub async fn set_password(
     let hash = password.hash().await?;
     let mut tx = app.store.begin("user.set_password", scope).await?;
     user::set_password_hash(&mut tx, user_id, &hash).await?;
+    let ended = session::revoke_all(app, &mut tx, user_id, present.filter(|_| is_own)).await?;
     let change = Change {
         tenant: row.tenant_id,
         action: "user.set_password",
         object: user_id.to_string(),
-        detail: json!({"email": row.email}),
+        detail: json!({"email": row.email, "sessions": ended.count()}),
     };
     audit::record(app, &mut tx, caller, change).await?;
-    Ok(tx.commit().await?)
+    tx.commit().await?;
+    ended.forget(app);
+    Ok(())
 }
 
 /// Sets another password for the account of an address: for whoever has the machine, where nobody can log in any more.
@@ -211,7 +219,7 @@ pub async fn reset_password(app: &App, email: &str, password: Password) -> Resul
     let mut tx = app.store.begin("user.by_email", Scope::Operator).await?;
     let row = user::by_email(&mut tx, &email.to_lowercase()).await?.ok_or(AppError::NotFound("account"))?;
     drop(tx);
-    set_password(app, &Caller::system(), row.user_id, password, None).await?;
+    set_password(app, &Caller::system(), row.user_id, password, None, None).await?;
     Ok(row)
 }
 

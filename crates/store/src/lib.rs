@@ -29,6 +29,7 @@ pub mod quota_use;
 pub mod reading;
 pub mod request_key;
 pub mod scope;
+pub mod session;
 pub mod set_aside;
 pub mod signing_key;
 pub mod subscription;

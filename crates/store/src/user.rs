@@ -97,6 +97,23 @@ pub async fn get(tx: &mut Tx, user: UserId) -> Result<Option<UserRow>, StoreErro
     .transpose()
 }
 
+/// One person that the scope shows, kept as it is until the transaction ends.
+///
+/// # Errors
+/// What the database says.
+pub async fn hold(tx: &mut Tx, user: UserId) -> Result<Option<UserRow>, StoreError> {
+    sqlx::query_as!(
+        Raw,
+        "select user_id, tenant_id, email, name, role, password_hash, created_at, disabled_at
+           from user_account where user_id = $1 for share",
+        user.uuid()
+    )
+    .fetch_optional(tx.connection())
+    .await?
+    .map(Raw::parse)
+    .transpose()
+}
+
 /// The person who logs in with this address, given in lower case.
 ///
 /// # Errors

@@ -71,6 +71,8 @@ ids! {
     UserId,
     /// An API key of a machine.
     KeyId,
+    /// A login of a person.
+    SessionId,
     /// Nodes with one scheduler.
     PoolId,
     /// A host.
@@ -111,4 +113,6 @@ ids! {
     AuditId,
     /// One run of the server process.
     ServerId,
+    /// One run of a node's agent.
+    RunId,
 }
