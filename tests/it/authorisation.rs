@@ -12,7 +12,17 @@ use support::{Answer, Client};
 use types::Clock;
 
 /// Operations that nobody needs a credential for. This list may only shrink.
-const PUBLIC: [&str; 5] = ["login", "join_node", "get_health", "get_readiness", "get_metrics"];
+const PUBLIC: [&str; 9] = [
+    "login",
+    "list_login_providers",
+    "start_login",
+    "finish_login",
+    "accept_invitation",
+    "join_node",
+    "get_health",
+    "get_readiness",
+    "get_metrics",
+];
 
 /// Callers, as the tables below name them.
 const OPERATOR: &str = "operator";
@@ -57,9 +67,11 @@ fn rule(operation: &str) -> Option<(&'static [&'static str], Foreign)> {
         | "create_plan_version"
         | "create_subscription"
         | "issue_invoice" => (PLATFORM, Refused),
-        "create_project" | "create_user" | "disable_user" | "set_password" | "create_key" | "revoke_key"
-        | "set_project_quota" | "revoke_session" => (&[OPERATOR, ADMIN], Refused),
-        "list_users" | "list_keys" | "list_audit" => (&[OPERATOR, CLERK, ADMIN], Refused),
+        "create_project" | "create_invitation" | "revoke_invitation" | "create_user" | "disable_user"
+        | "set_password" | "create_key" | "revoke_key" | "set_project_quota" | "revoke_session" => {
+            (&[OPERATOR, ADMIN], Refused)
+        }
+        "list_users" | "list_keys" | "list_invitations" | "list_audit" => (&[OPERATOR, CLERK, ADMIN], Refused),
         "create_allocation" | "dry_run_allocation" => (USERS, Refused),
         "confirm_allocation" | "renew_allocation" | "release_allocation" | "cancel_allocation" => {
             (&[OPERATOR, ADMIN, MEMBER, NODE], Refused)
@@ -107,6 +119,8 @@ impl Stage {
         let user = text(&operator.post("/v1/users", &user).await.expect(201)["user_id"]);
         let login = json!({"email": "victim@example.com", "password": crate::deployment::PASSWORD});
         let session = text(&deployment.anyone().post("/v1/login", &login).await.expect(200)["session_id"]);
+        let invitation = json!({"tenant_id": ours.id, "email": "invited@example.com", "role": "viewer"});
+        let invitation = text(&operator.post("/v1/invitations", &invitation).await.expect(201)["invitation_id"]);
         let (key, _) = deployment.key(Some(&ours.id), "viewer").await;
         let on_node = json!({"memory": "1GiB", "node_id": node.id});
         let held = text(&ask(&ours.member, "held", &on_node).await.expect(201)["allocation_id"]);
@@ -122,6 +136,7 @@ impl Stage {
             ("user_id", user),
             ("session_id", session),
             ("key_id", key),
+            ("invitation_id", invitation),
             ("pool_id", pool.clone()),
             ("node_id", node.id.clone()),
             ("allocation_id", held.clone()),
@@ -175,6 +190,7 @@ impl Stage {
             "create_project" => json!({"tenant_id": tenant, "name": "new"}),
             "create_user" => json!({"tenant_id": tenant, "email": "new@example.com", "name": "new", "role": "viewer",
                 "password": "long enough it is"}),
+            "create_invitation" => json!({"tenant_id": tenant, "email": "x@example.com", "role": "viewer"}),
             "set_password" => json!({"password": "another that is long"}),
             "create_key" => json!({"tenant_id": tenant, "name": "new", "role": "viewer"}),
             "create_pool" => json!({"name": "new"}),
@@ -347,11 +363,19 @@ async fn what_is_public_is_what_the_list_says() {
     for path in ["/healthz", "/readyz", "/metrics", "/", "/docs/", "/v1/openapi.json"] {
         assert_eq!(deployment.anyone().get(path).await.status, 200, "{path}");
     }
-    // login and join prove themselves by what is in the body
+    // logins, joins and invitations prove themselves by what is in the body
     let login = json!({"email": "nobody@example.com", "password": "whatever it is"});
     deployment.anyone().post("/v1/login", &login).await.problem(401, "unauthenticated", None);
     let join = json!({"token": format!("glj_{}", "a".repeat(60)), "hostname": "h", "machine_id": "m"});
     deployment.anyone().post("/v1/nodes/join", &join).await.problem(401, "unauthenticated", None);
+    let accept = json!({"secret": format!("gli_{}", "a".repeat(60)), "name": "n", "password": "whatever it is"});
+    deployment.anyone().post("/v1/invitations/accept", &accept).await.problem(401, "unauthenticated", None);
+    assert_eq!(deployment.anyone().get("/v1/oidc").await.expect(200)["providers"], json!([]));
+    for verb in ["start", "finish"] {
+        let body = json!({"code": "c", "state": "s"});
+        let path = format!("/v1/oidc/nobody/{verb}");
+        deployment.anyone().post(&path, &body).await.problem(404, "not_found", None);
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,8 @@ async fn texts(owner: &mut PgConnection, query: &'static str) -> Vec<String> {
 }
 
 /// Tables of present state that must be unique across tenants: they stay on one machine, whatever happens to the rest.
-const CONTROL: [&str; 6] = ["api_key", "invoice_number", "session", "set_aside", "tenant", "user_account"];
+const CONTROL: [&str; 8] =
+    ["api_key", "invitation", "invoice_number", "membership", "session", "set_aside", "tenant", "user_account"];
 
 /// Tables of tenants' facts, in order.
 const FACTS: [&str; 10] =

@@ -11,7 +11,7 @@ use support::Database;
 use types::{Bytes, TenantId};
 
 /// Facts and journals: inserted once.
-const APPEND_ONLY: [&str; 20] = [
+const APPEND_ONLY: [&str; 21] = [
     "audit",
     "charge",
     "gpu_capacity",
@@ -32,6 +32,7 @@ const APPEND_ONLY: [&str; 20] = [
     "note",
     "credit",
     "credit_use",
+    "membership",
 ];
 
 async fn texts(connection: &mut PgConnection, query: &'static str) -> Vec<String> {
@@ -178,6 +179,13 @@ async fn two_tenants() -> (World, [TenantId; 2]) {
         };
         let user = app::user::create(&world.app, &operator(), new).await.unwrap();
         app::session::begin(&world.app, user, app::session::Origin::default()).await.unwrap();
+        let invited = app::invitation::NewInvitation {
+            tenant_id: Some(tenant),
+            email: format!("{called}@example.org"),
+            role: types::Role::Viewer,
+            lifetime_s: 3600,
+        };
+        app::invitation::create(&world.app, &operator(), invited).await.unwrap();
         app::api_key::create(&world.app, &operator(), Some(tenant), crate::world::name(called), types::Role::Member)
             .await
             .unwrap();
@@ -194,8 +202,9 @@ async fn two_tenants() -> (World, [TenantId; 2]) {
     for tenant in &tenants {
         invoice::issue(&world.app, &operator(), *tenant, "2026-11", Some("test".to_owned())).await.unwrap();
     }
-    // what no use case writes yet
+    // what no use case writes yet, or none without an issuer
     for rows in [
+        "insert into membership select 'https://id.example', email, tenant_id, user_id, created_at from user_account",
         "insert into note select tenant_id, gen_random_uuid(), invoice_id, 'N-' || number, 'credit', currency, 1, 'a test', '{}',
             digest, hash, hash, issued_at, issued_by from invoice",
         "insert into credit select tenant_id, invoice_id, currency, 100, 'a test', issued_at, issued_by, null from invoice",

@@ -88,8 +88,8 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
     }
 }
 
-/// The longest credential that is looked at.
-const LONGEST_CREDENTIAL: usize = 4096;
+/// The longest credential that is looked at: tokens of other issuers may be long.
+const LONGEST_CREDENTIAL: usize = 16_384;
 
 impl FromRequestParts<ApiState> for Caller {
     type Rejection = Problem;

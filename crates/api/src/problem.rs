@@ -220,6 +220,11 @@ impl From<AppError> for Problem {
     fn from(error: AppError) -> Self {
         match error {
             AppError::Unauthenticated(detail) => Self::unauthenticated(detail),
+            AppError::InvitationNeeded => Self::new(
+                StatusCode::UNAUTHORIZED,
+                "invitation_needed",
+                "Whoever the token proves one to be has no account here: an invitation is needed",
+            ),
             AppError::Forbidden => {
                 Self::new(StatusCode::FORBIDDEN, "forbidden", "The caller's role does not allow this")
             }

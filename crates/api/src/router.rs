@@ -1,8 +1,8 @@
 //! Every route, and what stands around them.
 
 use crate::{
-    allocation, api_key, audit, balance, gpu, health, invoice, layers, node, plan, pool, problem::ProblemBody, project,
-    quota, reading, session, set_aside, subscription, tenant, usage, user,
+    allocation, api_key, audit, balance, gpu, health, invitation, invoice, layers, node, oidc, plan, pool,
+    problem::ProblemBody, project, quota, reading, session, set_aside, subscription, tenant, usage, user,
 };
 use app::App;
 use axum::{Router, response::Html, routing::get};
@@ -68,7 +68,7 @@ impl Modify for Bearer {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let scheme = HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)
-            .description(Some("A person's token from login, an API key (`glk_…`), or a node's credential (`gln_…`)."))
+            .description(Some("A person's token from login or from a configured issuer, an API key (`glk_…`), or a node's credential (`gln_…`)."))
             .build();
         document
             .components
@@ -77,6 +77,7 @@ impl Modify for Bearer {
     }
 }
 
+// tidy: long function: a table, one line per path
 /// Every documented route: one line per path, in the order of the document.
 fn routes() -> OpenApiRouter<ApiState> {
     OpenApiRouter::with_openapi(Document::openapi())
@@ -85,6 +86,10 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(session::list_sessions))
         .routes(routes!(session::revoke_other_sessions))
         .routes(routes!(session::revoke_session))
+        .routes(routes!(oidc::list_login_providers))
+        .routes(routes!(oidc::start_login))
+        .routes(routes!(oidc::finish_login))
+        .routes(routes!(invitation::accept_invitation))
         .routes(routes!(user::get_me))
         // who is billed
         .routes(routes!(tenant::create_tenant, tenant::list_tenants))
@@ -93,6 +98,8 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(user::create_user, user::list_users))
         .routes(routes!(user::disable_user))
         .routes(routes!(user::set_password))
+        .routes(routes!(invitation::create_invitation, invitation::list_invitations))
+        .routes(routes!(invitation::revoke_invitation))
         .routes(routes!(api_key::create_key, api_key::list_keys))
         .routes(routes!(api_key::revoke_key))
         // what there is: pools, nodes, GPUs
@@ -169,8 +176,20 @@ mod tests {
     use serde_json::Value;
     use std::collections::BTreeSet;
 
-    /// Operations that nobody needs a credential for. This list may only shrink.
-    const PUBLIC: [&str; 5] = ["login", "join_node", "get_health", "get_readiness", "get_metrics"];
+    /// Operations that nobody needs a credential for. This list may only shrink. Those of logging in and joining carry
+    /// their proof in the body: a password, a token for one join, an invitation, a code of another issuer; where to get
+    /// that code one must know before.
+    const PUBLIC: [&str; 9] = [
+        "login",
+        "list_login_providers",
+        "start_login",
+        "finish_login",
+        "accept_invitation",
+        "join_node",
+        "get_health",
+        "get_readiness",
+        "get_metrics",
+    ];
 
     fn operations() -> Vec<(String, String, Value)> {
         let document = serde_json::to_value(openapi()).unwrap();

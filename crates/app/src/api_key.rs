@@ -7,10 +7,11 @@ use crate::{
     caller::{role_fault, scope_of},
     credential::{self, CredentialKind},
     error::AppError,
+    principal::Actor,
     tenant,
 };
 use serde_json::json;
-use store::api_key;
+use store::{api_key, invitation};
 use types::{KeyId, Name, Role, TenantId};
 
 pub use store::api_key::ApiKeyRow;
@@ -97,11 +98,13 @@ pub async fn revoke(app: &App, caller: &Caller, key_id: KeyId) -> Result<ApiKeyR
     let row = api_key::get(&mut tx, key_id).await?.ok_or(AppError::NotFound("key"))?;
     let now = app.clock.now();
     api_key::revoke(&mut tx, key_id, now).await?;
+    // nor does anybody come in by it any more
+    let revoked = invitation::revoke_all_by(&mut tx, &Actor::Key(key_id).to_string(), now).await?;
     let change = Change {
         tenant: row.tenant_id,
         action: "key.revoke",
         object: key_id.to_string(),
-        detail: json!({"name": row.name, "prefix": row.prefix}),
+        detail: json!({"name": row.name, "prefix": row.prefix, "invitations": revoked}),
     };
     audit::record(app, &mut tx, caller, change).await?;
     tx.commit().await?;

@@ -4,6 +4,7 @@ use crate::{
     App,
     credential::{CredentialKind, Presented},
     error::AppError,
+    oidc,
     principal::{Actor, Principal},
     session,
 };
@@ -16,19 +17,24 @@ const REVOKED: AppError = AppError::Unauthenticated("the credential is unknown o
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authenticated {
     pub principal: Principal,
-    /// The session that a person's token names; absent for machines.
+    /// The session that a person's token of ours names; absent for others.
     pub session: Option<SessionId>,
 }
 
 impl App {
-    /// Whoever this bearer credential belongs to: a person's token, an API key or a node's credential, told apart by how
-    /// they begin. What was looked up within five seconds is not looked up again.
+    /// Whoever this bearer credential belongs to: a person's token, ours or another issuer's, an API key or a node's
+    /// credential, told apart by how they begin. What was looked up within five seconds is not looked up again.
     ///
     /// # Errors
-    /// [`AppError::Unauthenticated`] saying what kind of fault, never how near it was to right.
+    /// [`AppError::Unauthenticated`] saying what kind of fault, never how near it was to right;
+    /// [`AppError::InvitationNeeded`]; [`AppError::Unavailable`].
     pub async fn authenticate(&self, bearer: &str) -> Result<Authenticated, AppError> {
         if bearer.starts_with("gl") {
             let principal = self.machine_of(bearer).await?;
+            return Ok(Authenticated { principal, session: None });
+        }
+        if let Some(identity) = oidc::identity(self, bearer).await? {
+            let principal = self.person(oidc::user_of(self, &identity).await?).await?;
             return Ok(Authenticated { principal, session: None });
         }
         let (user, session) = session::verify(self, bearer).await?;
@@ -97,6 +103,9 @@ impl App {
             CredentialKind::JoinToken => {
                 Err(AppError::Unauthenticated("a join token lets a node join and nothing else"))
             }
+            CredentialKind::Invitation => {
+                Err(AppError::Unauthenticated("an invitation makes an account and nothing else"))
+            }
         }
     }
 }
@@ -106,7 +115,8 @@ pub(crate) fn known_as(kind: CredentialKind, prefix: &str) -> String {
     format!("{}{prefix}", kind.marker())
 }
 
-fn principal(actor: Actor, role: Role, tenant: Option<TenantId>) -> Principal {
+/// Who somebody with a role is.
+pub(crate) fn principal(actor: Actor, role: Role, tenant: Option<TenantId>) -> Principal {
     match tenant {
         Some(tenant) => Principal::Tenant { actor, role, tenant },
         None => Principal::Platform { actor, role },

@@ -1,6 +1,6 @@
-//! Secrets of machines: API keys, join tokens and node credentials, all of one form: a kind, a prefix that finds the
-//! stored row, and 256 random bits of which only the SHA-256 is stored. One fast hash is enough for so many bits; a slow
-//! one on every call would let callers tie up the server.
+//! Secrets that are made here: API keys, join tokens, node credentials and invitations, all of one form: a kind, a
+//! prefix that finds the stored row, and 256 random bits of which only the SHA-256 is stored. One fast hash is enough
+//! for so many bits; a slow one on every call would let callers tie up the server.
 
 use aws_lc_rs::constant_time;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
@@ -16,10 +16,12 @@ pub enum CredentialKind {
     JoinToken,
     /// `gln_…`: speaks for one node.
     Node,
+    /// `gli_…`: lets one person make an account, once.
+    Invitation,
 }
 
 impl CredentialKind {
-    const ALL: [Self; 3] = [Self::ApiKey, Self::JoinToken, Self::Node];
+    const ALL: [Self; 4] = [Self::ApiKey, Self::JoinToken, Self::Node, Self::Invitation];
 
     /// How its secrets begin.
     #[must_use]
@@ -28,6 +30,7 @@ impl CredentialKind {
             Self::ApiKey => "glk_",
             Self::JoinToken => "glj_",
             Self::Node => "gln_",
+            Self::Invitation => "gli_",
         }
     }
 }

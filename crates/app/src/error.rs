@@ -29,6 +29,9 @@ pub enum AppError {
     /// No credential, or one that does not hold. The text is for the caller and says no more than what kind of fault.
     #[error("not authenticated: {0}")]
     Unauthenticated(&'static str),
+    /// The credential holds, and whoever it proves one to be has no account here.
+    #[error("not a member: an invitation is needed")]
+    InvitationNeeded,
     /// The caller may not do this.
     #[error("the caller's role does not allow this")]
     Forbidden,

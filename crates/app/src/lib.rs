@@ -11,10 +11,12 @@ pub mod caller;
 pub mod credential;
 pub mod doctor;
 pub mod error;
+pub mod invitation;
 pub mod invoice;
 pub mod join_token;
 pub mod node;
 pub mod node_credential;
+pub mod oidc;
 pub mod password;
 pub mod plan;
 pub mod pool;
@@ -35,6 +37,7 @@ pub mod user;
 pub use authenticate::Authenticated;
 pub use caller::Caller;
 pub use error::{AppError, Invalid};
+pub use oidc::Oidc;
 pub use principal::{Actor, Principal};
 pub use scheduler::{SchedulerSettings, Schedulers};
 pub use session::{SessionSettings, Sessions};
@@ -50,6 +53,8 @@ pub struct App {
     pub random: Random,
     /// The token issuer, and who was looked up lately.
     pub sessions: Sessions,
+    /// Other token issuers; none unless [`App::with_oidc`] says which.
+    pub oidc: Oidc,
     /// The pools whose changes this server may write.
     pub schedulers: Schedulers,
     /// Months whose table of readings is known to exist, counted from year 0.
@@ -99,7 +104,13 @@ impl App {
     /// What every use case works with, not yet scheduling any pool.
     #[must_use]
     pub fn new(store: Store, clock: Clock, random: Random, sessions: Sessions, schedulers: Schedulers) -> Self {
-        Self { store, clock, random, sessions, schedulers, months: std::sync::Arc::default() }
+        Self { store, clock, random, sessions, oidc: Oidc::default(), schedulers, months: std::sync::Arc::default() }
+    }
+
+    /// The same, also for people of other token issuers.
+    #[must_use]
+    pub fn with_oidc(self, oidc: Oidc) -> Self {
+        Self { oidc, ..self }
     }
 
     /// The same, seen at another time: for replay.

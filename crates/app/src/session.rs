@@ -8,6 +8,7 @@ mod life;
 
 use crate::{App, error::AppError, password::Password, principal::Principal, recent::Recent};
 use aws_lc_rs::{
+    hmac,
     rand::SystemRandom,
     signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair},
 };
@@ -95,6 +96,8 @@ struct Key {
     kid: String,
     signs: EncodingKey,
     verifies: DecodingKey,
+    /// For what must come back unchanged, from whoever it was given to.
+    seals: hmac::Key,
 }
 
 impl std::fmt::Debug for Sessions {
@@ -182,6 +185,11 @@ impl Sessions {
         }
     }
 
+    /// Keys that every server has, the newest first: seal with that one, and open with all.
+    pub(crate) async fn seals(&self, app: &App) -> Result<Vec<hmac::Key>, AppError> {
+        Ok(self.keys(app, None).await?.iter().map(|key| key.seals.clone()).collect())
+    }
+
     fn kept(&self) -> std::sync::MutexGuard<'_, Option<Keys>> {
         // each change replaces a whole value, so that what a panic leaves is good
         self.0.keys.lock().unwrap_or_else(PoisonError::into_inner)
@@ -208,7 +216,9 @@ impl Sessions {
 
 impl From<SigningKeyRow> for Key {
     fn from(row: SigningKeyRow) -> Self {
+        let pair = hmac::Key::new(hmac::HMAC_SHA256, &row.private_key);
         Self {
+            seals: hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&pair, b"gpuledger: seals").as_ref()),
             kid: row.kid,
             signs: EncodingKey::from_ec_der(&row.private_key),
             verifies: DecodingKey::from_ec_der(&row.public_key),
@@ -238,7 +248,7 @@ pub async fn login(app: &App, email: &str, password: Password, origin: Origin) -
     let mut tx = app.store.begin("session.login", Scope::Operator).await?;
     let found = user::by_email(&mut tx, &email.to_lowercase()).await?;
     drop(tx); // no connection is kept while the password is checked
-    let is_right = password.verify(found.as_ref().map(|user| user.password_hash.clone())).await?;
+    let is_right = password.verify(found.as_ref().and_then(|user| user.password_hash.clone())).await?;
     let user = found.filter(|user| is_right && user.disabled_at.is_none());
     let outcome = if user.is_some() { "passed" } else { "failed" };
     metrics::counter!("gpuledger_logins_total", "outcome" => outcome).increment(1);

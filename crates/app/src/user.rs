@@ -10,7 +10,7 @@ use crate::{
     session, tenant,
 };
 use serde_json::json;
-use store::{Scope, Tx, tenant::TenantRow, user};
+use store::{Scope, Tx, invitation, tenant::TenantRow, user};
 use types::{Name, Role, SessionId, TenantId, UserId};
 
 pub use store::user::UserRow;
@@ -91,13 +91,14 @@ async fn prepare(app: &App, new: NewUser) -> Result<UserRow, AppError> {
         email,
         name: new.name,
         role: new.role,
-        password_hash: new.password.hash().await?,
+        password_hash: Some(new.password.hash().await?),
         created_at: app.clock.now(),
         disabled_at: None,
     })
 }
 
-async fn insert(app: &App, tx: &mut Tx, caller: &Caller, row: &UserRow) -> Result<(), AppError> {
+/// Writes an account, and who made it.
+pub(crate) async fn insert(app: &App, tx: &mut Tx, caller: &Caller, row: &UserRow) -> Result<(), AppError> {
     user::insert(tx, row).await.map_err(|error| match error {
         e if e.is_rule("user_email_is_unique") => {
             AppError::conflict("email_taken", "there is an account with this email address already")
@@ -150,11 +151,13 @@ pub async fn disable(app: &App, caller: &Caller, user_id: UserId) -> Result<User
     let now = app.clock.now();
     user::disable(&mut tx, user_id, now).await?;
     let ended = session::revoke_all(app, &mut tx, user_id, None).await?;
+    // nor does anybody come in by them any more
+    let revoked = invitation::revoke_all_by(&mut tx, &Actor::User(user_id).to_string(), now).await?;
     let change = Change {
         tenant: row.tenant_id,
         action: "user.disable",
         object: user_id.to_string(),
-        detail: json!({"email": row.email, "sessions": ended.count()}),
+        detail: json!({"email": row.email, "sessions": ended.count(), "invitations": revoked}),
     };
     audit::record(app, &mut tx, caller, change).await?;
     tx.commit().await?;
@@ -191,7 +194,7 @@ pub async fn set_password(
     if is_own {
         let current =
             current.ok_or_else(|| AppError::invalid("current_password", "is needed for one's own account"))?;
-        if !current.verify(Some(row.password_hash)).await? {
+        if !current.verify(row.password_hash).await? {
             return Err(AppError::invalid("current_password", "is wrong"));
         }
     }
@@ -241,7 +244,7 @@ pub async fn me(app: &App, caller: &Caller) -> Result<Me, AppError> {
 }
 
 /// The rule that an address in lower case breaks. Whether mail arrives is not asked.
-fn email_fault(email: &str) -> Option<&'static str> {
+pub(crate) fn email_fault(email: &str) -> Option<&'static str> {
     if !(3..=254).contains(&email.len()) {
         return Some("must have 3 to 254 bytes");
     }

@@ -1,7 +1,7 @@
 //! The configuration: defaults, then the file, then the environment. Every key is documented in `config.default.toml`,
 //! which is also where the defaults come from; a key that is not there is refused.
 
-use crate::{duration, error::CliError, log::LogFormat};
+use crate::{duration, error::CliError, log::LogFormat, oidc};
 use agent::{AgentSettings, SimulatedGpu, SourceSettings, WindowLength};
 use app::{SchedulerSettings, SessionSettings, session::Lifetime};
 use figment::{
@@ -29,7 +29,7 @@ const USUAL_FILE: &str = "/etc/gpuledger/gpuledger.toml";
 /// What the environment's variables begin with.
 const PREFIX: &str = "GPULEDGER_";
 /// The sections, to tell a mistyped variable from one that is none of ours.
-const SECTIONS: [&str; 6] = ["database", "http", "session", "scheduler", "agent", "log"];
+const SECTIONS: [&str; 7] = ["database", "http", "session", "oidc", "scheduler", "agent", "log"];
 
 /// The whole configuration.
 #[derive(Debug, Clone, Deserialize)]
@@ -38,6 +38,8 @@ pub struct Config {
     pub database: Database,
     pub http: Http,
     pub session: Session,
+    #[serde(default)]
+    pub oidc: oidc::Providers,
     pub scheduler: Scheduler,
     pub agent: Agent,
     pub log: Log,
@@ -205,6 +207,7 @@ impl Config {
         if self.agent.simulated.memory <= self.agent.simulated.driver_overhead {
             wrong.push("agent.simulated.memory must be more than driver_overhead".to_owned());
         }
+        wrong.extend(oidc::settings(&self.oidc).err().map(|e| e.0));
         if wrong.is_empty() { Ok(()) } else { Err(ConfigError(wrong.join("; "))) }
     }
 
@@ -420,20 +423,21 @@ mod tests {
     fn every_key_is_documented_with_an_example_that_works() {
         let is_key = |line: &&str| {
             line.split_once(" = ").is_some_and(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+                || line.starts_with('[')
         };
         let examples: Vec<&str> =
             DEFAULTS.lines().map(|line| line.strip_prefix("# ").filter(is_key).unwrap_or(line)).collect();
         let config = read(&examples.join("\n"), &[]).unwrap();
         // every key by name, so that a new one cannot be forgotten here; one that has a default cannot be missing from
         // the text, because defaults come from nowhere else
-        let Config { database, http: _, session: _, scheduler: _, agent, log: _, file: _ } = config;
+        let Config { database, http: _, session: _, oidc, scheduler: _, agent, log: _, file: _ } = config;
         let Database { url, data_dir, connections: _, acquire_timeout: _, statement_timeout: _ } = database;
         assert!(url.is_some() && data_dir.is_some());
         let Agent { server_url, credential_file, ca_file, simulated, .. } = agent;
         assert!(server_url.is_some() && credential_file.is_some() && ca_file.is_some());
-        assert!(simulated.seed.is_some());
+        assert!(simulated.seed.is_some() && oidc["corp"].client_secret.is_some());
         let commented = DEFAULTS.lines().filter(|line| line.strip_prefix("# ").is_some_and(|l| is_key(&l))).count();
-        assert_eq!(commented, 6, "a key without a default that is not looked at above");
+        assert_eq!(commented, 16, "a key without a default that is not looked at above");
     }
 
     #[test]

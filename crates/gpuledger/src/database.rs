@@ -1,7 +1,7 @@
 //! The ledger's database, found or started, and the use cases on it.
 
-use crate::{config::Config, error::CliError, output};
-use app::{App, Random, Schedulers, Sessions};
+use crate::{config::Config, error::CliError, oidc, output};
+use app::{App, Oidc, Random, Schedulers, Sessions};
 use postgres::Running;
 use store::Store;
 use types::{Clock, ServerId};
@@ -24,7 +24,9 @@ pub(crate) fn app(config: &Config, url: &str) -> Result<App, CliError> {
     let server = ServerId::new(clock.now(), Random::System.bytes());
     let store = Store::open(&config.store(url))?;
     let sessions = Sessions::new(config.sessions());
-    Ok(App::new(store, clock, Random::System, sessions, Schedulers::new(server, config.schedulers())))
+    let schedulers = Schedulers::new(server, config.schedulers());
+    let oidc = Oidc::new(oidc::settings(&config.oidc)?)?;
+    Ok(App::new(store, clock, Random::System, sessions, schedulers).with_oidc(oidc))
 }
 
 /// `gpuledger migrate`

@@ -13,6 +13,7 @@ mod error;
 mod invoice;
 mod log;
 mod node;
+mod oidc;
 mod output;
 mod problem;
 mod run;

@@ -6,7 +6,7 @@ use sqlx::{Connection, PgConnection, Row};
 use types::{Instant, PoolId, SetAsideId};
 
 /// Tables whose rows are inserted once and never changed. Months of readings belong to them too.
-pub const APPEND_ONLY: [&str; 20] = [
+pub const APPEND_ONLY: [&str; 21] = [
     "gpu_model",
     "plan",
     "plan_version",
@@ -27,6 +27,7 @@ pub const APPEND_ONLY: [&str; 20] = [
     "note",
     "credit",
     "credit_use",
+    "membership",
 ];
 
 /// A Postgres server as the URL's user finds it.

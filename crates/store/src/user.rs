@@ -14,8 +14,8 @@ pub struct UserRow {
     pub email: String,
     pub name: Name,
     pub role: Role,
-    /// Argon2id in PHC form.
-    pub password_hash: String,
+    /// Argon2id in PHC form; absent for who comes in through a token issuer alone.
+    pub password_hash: Option<String>,
     pub created_at: Instant,
     /// Since when the person may no longer do anything.
     pub disabled_at: Option<Instant>,
@@ -39,7 +39,7 @@ struct Raw {
     email: String,
     name: String,
     role: String,
-    password_hash: String,
+    password_hash: Option<String>,
     created_at: At,
     disabled_at: Option<At>,
 }

@@ -79,6 +79,8 @@ ids! {
     NodeId,
     /// A card, as this ledger knows it; the card's own name is [`crate::GpuUuid`].
     GpuId,
+    /// Lets one person make one account.
+    InvitationId,
     /// A one-time token with which a node joins.
     JoinTokenId,
     /// What a node proves itself with.

@@ -35,7 +35,8 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("utoipa", &["api", "gpuledger", "types", "metering", "quota", "placement", "billing"]),
     ("utoipa-axum", &["api", "gpuledger"]),
     ("utoipa-swagger-ui", &["api", "gpuledger"]),
-    ("reqwest", &["agent", "gpuledger"]),
+    // app asks token issuers for their keys; it serves nothing
+    ("reqwest", &["agent", "app", "gpuledger"]),
 ];
 
 /// What no pure crate may use.
