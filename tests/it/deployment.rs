@@ -182,7 +182,7 @@ impl Deployment {
         let mut owner = self.owner().await;
         let tables: Vec<String> = sqlx::query_scalar(
             "select relname::text from pg_class where relnamespace = 'public'::regnamespace and relkind in ('r', 'p')
-                and not relispartition and relname not in ('pool_leadership', 'task')",
+                and not relispartition and relname not in ('pool_leadership', 'server', 'task')",
         )
         .fetch_all(&mut owner)
         .await

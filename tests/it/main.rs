@@ -8,6 +8,7 @@ mod authorisation;
 mod balance;
 mod charge;
 mod cli;
+mod cluster;
 mod deployment;
 mod http;
 mod invitation;

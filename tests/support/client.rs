@@ -46,6 +46,12 @@ impl Client {
         Self { bearer: Some(bearer.to_owned()), ..self.clone() }
     }
 
+    /// The same client at another server.
+    #[must_use]
+    pub fn at(&self, base: &str) -> Self {
+        Self { base: base.trim_end_matches('/').to_owned(), ..self.clone() }
+    }
+
     /// `GET`.
     pub async fn get(&self, path: &str) -> Answer {
         self.send(self.request(Method::GET, path)).await

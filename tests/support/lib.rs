@@ -8,6 +8,7 @@ mod client;
 mod database;
 mod database_server;
 mod issuer;
+mod link;
 mod seed;
 mod server;
 
@@ -15,5 +16,6 @@ pub use client::{Answer, Client};
 pub use database::Database;
 pub use database_server::{DatabaseServer, URL_VARIABLE};
 pub use issuer::{AUDIENCE, CLIENT_ID, Issuer, IssuerKey};
+pub use link::Link;
 pub use seed::Seed;
 pub use server::{Server, binary};

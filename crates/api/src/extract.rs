@@ -12,7 +12,7 @@ use axum::{
         path::ErrorKind,
         rejection::{JsonRejection, PathRejection, QueryRejection},
     },
-    http::{header, request::Parts},
+    http::{HeaderMap, header, request::Parts},
     response::{IntoResponse, Response},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -96,19 +96,7 @@ impl FromRequestParts<ApiState> for Caller {
 
     /// The bearer credential's principal. A handler without this extractor serves everyone.
     async fn from_request_parts(parts: &mut Parts, state: &ApiState) -> Result<Self, Problem> {
-        let value = parts
-            .headers
-            .get(header::AUTHORIZATION)
-            .ok_or_else(|| Problem::unauthenticated("Send a credential as Authorization: Bearer …"))?;
-        let credential = value
-            .to_str()
-            .ok()
-            .and_then(|text| text.split_once(' '))
-            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-            .map(|(_, credential)| credential.trim())
-            .filter(|credential| credential.len() <= LONGEST_CREDENTIAL)
-            .ok_or_else(|| Problem::unauthenticated("The header Authorization is not of the form Bearer …"))?;
-        let Authenticated { principal, session } = state.app.authenticate(credential).await?;
+        let Authenticated { principal, session } = state.app.authenticate(bearer(&parts.headers)?).await?;
         parts.extensions.insert(PresentSession(session));
         let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone());
         Ok(Self { principal, request_id })
@@ -139,6 +127,21 @@ impl<S: Send + Sync> FromRequestParts<S> for Whence {
         let user_agent = parts.headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok());
         Ok(Self(Origin { address, user_agent: user_agent.map(str::to_owned) }))
     }
+}
+
+/// The credential in the header Authorization.
+pub(crate) fn bearer(headers: &HeaderMap) -> Result<&str, Problem> {
+    let value = headers
+        .get(header::AUTHORIZATION)
+        .ok_or_else(|| Problem::unauthenticated("Send a credential as Authorization: Bearer …"))?;
+    value
+        .to_str()
+        .ok()
+        .and_then(|text| text.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, credential)| credential.trim())
+        .filter(|credential| credential.len() <= LONGEST_CREDENTIAL)
+        .ok_or_else(|| Problem::unauthenticated("The header Authorization is not of the form Bearer …"))
 }
 
 fn cause(error: &impl Error) -> String {

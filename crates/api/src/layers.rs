@@ -39,17 +39,21 @@ pub(crate) struct Waits(pub Arc<Semaphore>);
 struct Places {
     /// What nodes send: no load of others may make them look silent.
     nodes: Semaphore,
+    /// What other servers send: it has a place there already.
+    servers: Semaphore,
     others: Semaphore,
 }
 
 impl Places {
     fn new(in_flight: usize) -> Self {
-        Self { nodes: Semaphore::new(in_flight), others: Semaphore::new(in_flight) }
+        let places = || Semaphore::new(in_flight);
+        Self { nodes: places(), servers: places(), others: places() }
     }
 
     fn of(&self, request: &Request) -> &Semaphore {
         match request.uri().path() {
             "/v1/node-reports" | "/v1/reading-batches" => &self.nodes,
+            path if path.starts_with("/internal/") => &self.servers,
             _ => &self.others,
         }
     }

@@ -256,6 +256,7 @@ impl From<AppError> for Problem {
                     .collect();
                 problem
             }
+            AppError::NotLeading => Self::unavailable("Nothing was stored; try again."),
             AppError::Unavailable(reason) => {
                 tracing::warn!(%reason, "unavailable");
                 Self::unavailable("Nothing was stored; try again.")

@@ -2,10 +2,14 @@
 
 use crate::{
     allocation, api_key, audit, balance, gpu, health, invitation, invoice, layers, node, oidc, plan, pool,
-    problem::ProblemBody, project, quota, reading, session, set_aside, subscription, tenant, usage, user,
+    problem::ProblemBody, project, quota, reading, server, session, set_aside, subscription, tenant, usage, user,
 };
 use app::App;
-use axum::{Router, response::Html, routing::get};
+use axum::{
+    Router,
+    response::Html,
+    routing::{get, post},
+};
 use metrics_exporter_prometheus::PrometheusHandle;
 use std::time::Duration;
 use utoipa::{
@@ -162,7 +166,10 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 /// The whole HTTP service.
 pub fn router(state: ApiState) -> Router {
     let (documented, document) = routes().split_for_parts();
-    let all = documented.route("/", get(welcome)).merge(SwaggerUi::new("/docs").url("/v1/openapi.json", document));
+    let all = documented
+        .route("/", get(welcome))
+        .route(server::COMMANDS, post(server::take_command))
+        .merge(SwaggerUi::new("/docs").url("/v1/openapi.json", document));
     layers::around(all, &state).with_state(state)
 }
 

@@ -8,7 +8,7 @@ use crate::{
 };
 use placement::NoRoom;
 use quota::Violation;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -27,7 +27,7 @@ pub use store::{
 const MAY_USE: [Role; 3] = [Role::Operator, Role::TenantAdmin, Role::Member];
 
 /// An allocation as it stands, with its parts.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AllocationView {
     pub row: AllocationRow,
     pub parts: Vec<PartView>,
@@ -57,7 +57,7 @@ impl AllocationView {
 }
 
 /// A part with its card's own name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartView {
     pub row: PartRow,
     pub gpu_uuid: GpuUuid,

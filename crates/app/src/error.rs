@@ -56,6 +56,9 @@ pub enum AppError {
     /// The hours of some GPUs do not balance.
     #[error("hours do not balance")]
     OutOfBalance(Vec<Imbalance>),
+    /// This server does not lead the pool; nothing was decided. Stays between servers: callers get the leader's answer.
+    #[error("this server does not lead the pool")]
+    NotLeading,
     /// It cannot be decided now; nothing was stored. The text is for operators.
     #[error("unavailable: {0}")]
     Unavailable(String),
@@ -90,10 +93,10 @@ impl AppError {
 impl From<StoreError> for AppError {
     fn from(error: StoreError) -> Self {
         match error {
+            StoreError::LeaseLost => Self::NotLeading,
             StoreError::Unavailable(_)
             | StoreError::Collision(_)
             | StoreError::CommitUnknown(_)
-            | StoreError::LeaseLost
             | StoreError::Schema(_) => Self::Unavailable(error.to_string()),
             StoreError::Rule(_)
             | StoreError::RowCount { .. }

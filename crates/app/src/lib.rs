@@ -26,6 +26,7 @@ pub mod quota;
 pub mod reading;
 mod recent;
 pub mod scheduler;
+pub mod server;
 pub mod session;
 pub mod set_aside;
 pub mod subscription;
@@ -40,6 +41,7 @@ pub use error::{AppError, Invalid};
 pub use oidc::Oidc;
 pub use principal::{Actor, Principal};
 pub use scheduler::{SchedulerSettings, Schedulers};
+pub use server::{Peers, PeersError};
 pub use session::{SessionSettings, Sessions};
 
 use store::Store;
@@ -117,6 +119,12 @@ impl App {
     #[must_use]
     pub fn with_clock(&self, clock: Clock) -> Self {
         Self { clock, ..self.clone() }
+    }
+
+    /// The same, forwarding to the other servers of its database what they lead.
+    #[must_use]
+    pub fn with_peers(self, peers: Peers) -> Self {
+        Self { schedulers: self.schedulers.with_peers(peers), ..self }
     }
 
     /// A new id of any kind at the present time: `let id: TenantId = app.id(TenantId::new)`.

@@ -5,7 +5,7 @@ use store::Scope;
 use types::{KeyId, NodeId, PoolId, Role, TenantId, UserId};
 
 /// Who did something, as history and audit name it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Actor {
     /// A person, by their user id.
     User(UserId),
@@ -29,7 +29,7 @@ impl std::fmt::Display for Actor {
 }
 
 /// A caller whose credential was checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Principal {
     /// A person or key of the platform.
     Platform { actor: Actor, role: Role },

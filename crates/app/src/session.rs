@@ -13,7 +13,7 @@ use aws_lc_rs::{
     signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair},
 };
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -146,6 +146,11 @@ impl Sessions {
         }))
     }
 
+    /// Claim `iss` of what this installation signs.
+    pub(crate) fn issuer(&self) -> &str {
+        &self.0.settings.issuer
+    }
+
     /// People looked up lately.
     pub(crate) fn users(&self) -> &Recent<UserId, Principal> {
         &self.0.users
@@ -257,9 +262,7 @@ pub async fn login(app: &App, email: &str, password: Password, origin: Origin) -
 }
 
 /// The token of a session.
-async fn sign(app: &App, session: &SessionRow) -> Result<String, AppError> {
-    let keys = app.sessions.keys(app, None).await?;
-    let key = keys.first().ok_or_else(|| AppError::Internal("there is no signing key".into()))?;
+async fn token_of(app: &App, session: &SessionRow) -> Result<String, AppError> {
     let settings = &app.sessions.0.settings;
     let claims = Claims {
         iss: settings.issuer.clone(),
@@ -269,29 +272,54 @@ async fn sign(app: &App, session: &SessionRow) -> Result<String, AppError> {
         iat: session.created_at.as_millis() / 1000,
         exp: session.expires_at.as_millis() / 1000,
     };
+    sign(app, &claims).await
+}
+
+/// A token with these claims, signed with the newest key.
+pub(crate) async fn sign<C: Serialize + Sync>(app: &App, claims: &C) -> Result<String, AppError> {
+    let keys = app.sessions.keys(app, None).await?;
+    let key = keys.first().ok_or_else(|| AppError::Internal("there is no signing key".into()))?;
     let header = Header { kid: Some(key.kid.clone()), ..Header::new(Algorithm::ES256) };
-    jsonwebtoken::encode(&header, &claims, &key.signs)
+    jsonwebtoken::encode(&header, claims, &key.signs)
         .map_err(|e| AppError::Internal(format!("a token could not be signed: {e}")))
 }
 
 /// The person and the session that a token names, if it is one of ours and has not expired. Whether the session still
 /// holds is not asked.
 pub(crate) async fn verify(app: &App, token: &str) -> Result<(UserId, SessionId), AppError> {
-    let refused = |_| AppError::Unauthenticated("the token is not valid");
+    let (keys, place) = key_of(app, token).await?;
+    check(token, &keys[place].verifies, &app.sessions.0.settings, app.clock.now())
+}
+
+/// The claims of a token that one of this database's servers signed for `audience`. Time is the caller's to check.
+pub(crate) async fn signed<C: DeserializeOwned>(app: &App, token: &str, audience: &str) -> Result<C, AppError> {
+    let (keys, place) = key_of(app, token).await?;
+    claims(token, &keys[place].verifies, &app.sessions.0.settings.issuer, audience)
+}
+
+/// The keys, and which of them the token says it is signed with.
+async fn key_of(app: &App, token: &str) -> Result<(Arc<Vec<Key>>, usize), AppError> {
+    const FOREIGN: AppError = AppError::Unauthenticated("the token is not signed with a key of this server");
     if token.len() > LONGEST_TOKEN {
         return Err(AppError::Unauthenticated("the token is too long"));
     }
-    let header = jsonwebtoken::decode_header(token).map_err(refused)?;
-    let kid = header
-        .kid
-        .filter(|_| header.alg == Algorithm::ES256)
-        .ok_or(AppError::Unauthenticated("the token is not signed with a key of this server"))?;
+    let header = jsonwebtoken::decode_header(token).map_err(|_| AppError::Unauthenticated("the token is not valid"))?;
+    let kid = header.kid.filter(|_| header.alg == Algorithm::ES256).ok_or(FOREIGN)?;
     let keys = app.sessions.keys(app, Some(&kid)).await?;
-    let key = keys
-        .iter()
-        .find(|key| key.kid == kid)
-        .ok_or(AppError::Unauthenticated("the token is not signed with a key of this server"))?;
-    check(token, &key.verifies, &app.sessions.0.settings, app.clock.now())
+    let place = keys.iter().position(|key| key.kid == kid).ok_or(FOREIGN)?;
+    Ok((keys, place))
+}
+
+/// What the token says, once signature, issuer and audience are right.
+fn claims<C: DeserializeOwned>(token: &str, key: &DecodingKey, issuer: &str, audience: &str) -> Result<C, AppError> {
+    let mut validation = Validation::new(Algorithm::ES256);
+    validation.set_issuer(&[issuer]);
+    validation.set_audience(&[audience]);
+    validation.set_required_spec_claims(&["exp", "iss", "aud", "sub"]);
+    // the library would read the machine's clock; time is compared by the ledger's
+    validation.validate_exp = false;
+    let decoded = jsonwebtoken::decode::<C>(token, key, &validation);
+    Ok(decoded.map_err(|_| AppError::Unauthenticated("the token is not valid"))?.claims)
 }
 
 /// Signature, issuer, audience and time.
@@ -301,15 +329,7 @@ fn check(
     settings: &SessionSettings,
     now: Instant,
 ) -> Result<(UserId, SessionId), AppError> {
-    let mut validation = Validation::new(Algorithm::ES256);
-    validation.set_issuer(&[&settings.issuer]);
-    validation.set_audience(&[&settings.audience]);
-    validation.set_required_spec_claims(&["exp", "iss", "aud", "sub"]);
-    // the library would read the machine's clock; time is compared below, by the ledger's
-    validation.validate_exp = false;
-    let claims = jsonwebtoken::decode::<Claims>(token, key, &validation)
-        .map_err(|_| AppError::Unauthenticated("the token is not valid"))?
-        .claims;
+    let claims: Claims = claims(token, key, &settings.issuer, &settings.audience)?;
     let now_s = now.as_millis() / 1000;
     if now_s >= claims.exp.saturating_add(LEEWAY_S) {
         return Err(AppError::Unauthenticated("the token has expired"));

@@ -1,6 +1,6 @@
 //! Recurring work: no input, harmless when repeated, shared by all servers.
 
-use crate::{App, balance, error::AppError, scheduler::Command};
+use crate::{App, balance, error::AppError, scheduler::Command, server};
 use std::{future::Future, time::Duration};
 use store::{Scope, task};
 use types::Span;
@@ -33,6 +33,9 @@ pub async fn run_due(app: &App) {
     }
     if let Err(error) = once(app, "forget_sessions", 3600, crate::session::forget_expired(app)).await {
         tracing::warn!(%error, "expired sessions could not be forgotten");
+    }
+    if let Err(error) = once(app, "forget_servers", 3600, server::forget_unseen(app)).await {
+        tracing::warn!(%error, "servers that ended could not be forgotten");
     }
     if let Err(error) = once(app, "check_balance", 3600, check_balance(app)).await {
         tracing::warn!(%error, "the balance of the last day could not be checked");
@@ -77,17 +80,18 @@ async fn end_periods(app: &App) -> Result<(), AppError> {
     let mut tx = app.store.begin("end_periods", Scope::Operator).await?;
     let tenants = store::tenant::page(&mut tx, None, i64::MAX).await?;
     drop(tx);
+    let pools = app.pools().await?;
+    // one pool's trouble is no other's
+    let mut failed = None;
     for tenant in tenants {
         let edge = billing::period::month_of(now, &tenant.zone).span.start();
-        for pool in app.schedulers.pools() {
-            match app.ask(pool, Command::Cut(tenant.tenant_id, edge)).await {
-                // each server cuts in the pools that it leads
-                Ok(_) | Err(AppError::Unavailable(_)) => {}
-                Err(error) => return Err(error),
+        for pool in &pools {
+            if let Err(error) = app.ask(*pool, Command::Cut(tenant.tenant_id, edge)).await {
+                failed = Some(error);
             }
         }
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 /// Keys are good for seven days.

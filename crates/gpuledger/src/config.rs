@@ -29,7 +29,7 @@ const USUAL_FILE: &str = "/etc/gpuledger/gpuledger.toml";
 /// What the environment's variables begin with.
 const PREFIX: &str = "GPULEDGER_";
 /// The sections, to tell a mistyped variable from one that is none of ours.
-const SECTIONS: [&str; 7] = ["database", "http", "session", "oidc", "scheduler", "agent", "log"];
+const SECTIONS: [&str; 8] = ["database", "http", "cluster", "session", "oidc", "scheduler", "agent", "log"];
 
 /// The whole configuration.
 #[derive(Debug, Clone, Deserialize)]
@@ -37,6 +37,7 @@ const SECTIONS: [&str; 7] = ["database", "http", "session", "oidc", "scheduler",
 pub struct Config {
     pub database: Database,
     pub http: Http,
+    pub cluster: Cluster,
     pub session: Session,
     #[serde(default)]
     pub oidc: oidc::Providers,
@@ -70,6 +71,13 @@ pub struct Http {
     pub in_flight: usize,
     #[serde(deserialize_with = "duration::deserialize")]
     pub drain: Duration,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    pub url: Option<String>,
+    pub ca_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -430,7 +438,7 @@ mod tests {
         let config = read(&examples.join("\n"), &[]).unwrap();
         // every key by name, so that a new one cannot be forgotten here; one that has a default cannot be missing from
         // the text, because defaults come from nowhere else
-        let Config { database, http: _, session: _, oidc, scheduler: _, agent, log: _, file: _ } = config;
+        let Config { database, http: _, cluster: _, session: _, oidc, scheduler: _, agent, log: _, file: _ } = config;
         let Database { url, data_dir, connections: _, acquire_timeout: _, statement_timeout: _ } = database;
         assert!(url.is_some() && data_dir.is_some());
         let Agent { server_url, credential_file, ca_file, simulated, .. } = agent;

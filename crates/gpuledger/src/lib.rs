@@ -4,6 +4,7 @@ mod admin;
 mod allocation;
 pub mod cli;
 mod client;
+mod cluster;
 mod config;
 mod database;
 pub mod demo;

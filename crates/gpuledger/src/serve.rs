@@ -1,6 +1,7 @@
 //! `gpuledger serve`: HTTP, the schedulers of all pools, and recurring tasks.
 
 use crate::{
+    cluster,
     config::Config,
     database,
     error::{CliError, exit},
@@ -30,6 +31,9 @@ pub struct ServeArgs {
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// Between two looks at a private Postgres.
 const LOOK: Duration = Duration::from_secs(1);
+/// Between two looks for pools that other servers made. Shorter than a lease, so that a pool without a leader is known by
+/// the time that its lease has run out.
+const MEET: Duration = Duration::from_secs(2);
 /// How long schedulers may take to give their leases up, which otherwise run out by themselves.
 const GIVE_UP: Duration = Duration::from_secs(5);
 /// Between two rounds in which metrics forget what is old.
@@ -41,8 +45,11 @@ pub(crate) async fn run(config: &Config, args: ServeArgs) -> Result<(), CliError
     let stop = stop_on_signals()?;
     let running = database::find(config.postgres()).await?;
     tracing::info!("{}", running.describe());
-    let app = database::app(config, running.url())?;
     let url = running.url().to_owned();
+    let listen = config.http.listen;
+    let listener = TcpListener::bind(listen).await.map_err(CliError::file("listen on", listen.to_string()))?;
+    let local = listener.local_addr().map_err(CliError::file("listen on", listen.to_string()))?;
+    let app = cluster::join(config, database::app(config, &url)?, local, &url)?;
     match bring_up(&app, &url, args).await {
         Ok(()) => {}
         Err(error) if is_away(&error) => tracing::warn!(error = error.explain(), "serves 503 until it is back"),
@@ -51,9 +58,6 @@ pub(crate) async fn run(config: &Config, args: ServeArgs) -> Result<(), CliError
             return Err(error);
         }
     }
-    let listen = config.http.listen;
-    let listener = TcpListener::bind(listen).await.map_err(CliError::file("listen on", listen.to_string()))?;
-    let local = listener.local_addr().map_err(CliError::file("listen on", listen.to_string()))?;
     output::line(format_args!("listening on http://{local}"))?;
 
     let worker = tokio::spawn(work(app.clone(), url, args, config.scheduler.tasks, stop.clone()));
@@ -66,6 +70,9 @@ pub(crate) async fn run(config: &Config, args: ServeArgs) -> Result<(), CliError
     app.schedulers.stop();
     if timeout(GIVE_UP, app.schedulers.stopped()).await.is_err() {
         tracing::warn!("not every lease was given up; the rest runs out by itself");
+    }
+    if let Err(error) = app::server::forget(&app).await {
+        tracing::info!(%error, "the other servers learn by themselves that this one has ended");
     }
     app.store.close().await;
     if let Ok(Some(running)) = postgres.await {
@@ -144,6 +151,7 @@ async fn bring_up(app: &App, url: &str, args: ServeArgs) -> Result<(), CliError>
     } else {
         migrate::migrate(url).await?;
     }
+    app::server::announce(app).await?;
     app.schedule_all_pools().await?;
     Ok(())
 }
@@ -180,7 +188,10 @@ async fn work(
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = sleep(every) => {}
+                () = sleep(MEET) => {}
+            }
+            if let Err(error) = app::server::announce(&app).await {
+                tracing::debug!(%error, "the other servers could not be told that this one lives");
             }
             if let Err(error) = app.schedule_all_pools().await {
                 tracing::debug!(%error, "the pools could not be looked at");

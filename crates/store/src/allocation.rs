@@ -5,7 +5,7 @@ use types::{AllocationId, AllocationState, Bytes, Cause, Instant, NodeId, PoolId
 use uuid::Uuid;
 
 /// An allocation as it stands.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct AllocationRow {
     pub tenant_id: TenantId,
     pub allocation_id: AllocationId,

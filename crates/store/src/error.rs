@@ -81,12 +81,15 @@ impl From<sqlx::Error> for StoreError {
                         Self::Rule(Rule(name.unwrap_or("unnamed").to_owned()))
                     }
                     "40001" | "40P01" | "55P03" => Self::Collision(error),
-                    // connection exceptions, too many connections, shutdown and start-up, read-only standby; and a database
+                    // connection exceptions, too many connections, shutdown and start-up, read-only standby, a transaction or
+                    // statement that Postgres ended because it took too long; and a database
                     // that has not been migrated yet, which a server that starts beside it outlives
                     c if c.starts_with("08")
                         || c.starts_with("57P")
                         || c == "53300"
                         || c == "25006"
+                        || c == "25P03"
+                        || c == "57014"
                         || c == "42P01" =>
                     {
                         Self::Unavailable(error)

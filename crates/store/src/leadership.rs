@@ -105,3 +105,26 @@ pub async fn hold(tx: &mut Tx, pool: PoolId, term: i64) -> Result<(), StoreError
         .map(|_| ())
         .ok_or(StoreError::LeaseLost)
 }
+
+/// Who leads a pool now, and where the others reach it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leader {
+    pub server_id: ServerId,
+    pub term: i64,
+    pub url: String,
+}
+
+/// The server that holds the pool's lease now; `None` while nobody does, or the holder said nowhere where it is.
+///
+/// # Errors
+/// What the database says.
+pub async fn leader(tx: &mut Tx, pool: PoolId) -> Result<Option<Leader>, StoreError> {
+    let row = sqlx::query!(
+        "select server_id, term, url from pool_leadership join server on server_id = holder
+          where pool_id = $1 and expires_at >= clock_timestamp()",
+        pool.uuid(),
+    )
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(row.map(|r| Leader { server_id: r.server_id.into(), term: r.term, url: r.url }))
+}

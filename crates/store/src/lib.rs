@@ -31,6 +31,7 @@ pub mod quota_use;
 pub mod reading;
 pub mod request_key;
 pub mod scope;
+pub mod server;
 pub mod session;
 pub mod set_aside;
 pub mod signing_key;

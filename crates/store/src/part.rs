@@ -5,7 +5,7 @@ use types::{AllocationId, Bytes, GpuId, GpuModel, Instant, NodeId, PartId, PoolI
 use uuid::Uuid;
 
 /// One device of an allocation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PartRow {
     pub tenant_id: TenantId,
     pub part_id: PartId,

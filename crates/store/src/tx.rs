@@ -95,6 +95,29 @@ impl Store {
         Ok(Tx { inner, scope, name })
     }
 
+    /// Begins a transaction of a pool's leader. Postgres ends it when its client is silent for `idle`, or a statement
+    /// takes longer than `statement`: a take-over waits for it, and its server may stand still or be cut off.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when no connection is to be had.
+    pub async fn begin_leading(
+        &self,
+        name: &'static str,
+        scope: Scope,
+        idle: Duration,
+        statement: Duration,
+    ) -> Result<Tx, StoreError> {
+        let begin = format!(
+            "begin; set local app.tenants = '{}'; set local idle_in_transaction_session_timeout = {}; \
+             set local statement_timeout = {}",
+            scope.setting(),
+            idle.as_millis(),
+            statement.as_millis()
+        );
+        let inner = self.pool.begin_with(AssertSqlSafe(begin)).await?;
+        Ok(Tx { inner, scope, name })
+    }
+
     /// Begins a transaction that sees one instant's state throughout and writes nothing.
     ///
     /// # Errors

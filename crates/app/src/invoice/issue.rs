@@ -53,10 +53,10 @@ pub async fn issue(
         return Ok((row, document, false));
     }
     drop(tx);
-    for pool in app.schedulers.pools() {
+    for pool in app.pools().await? {
         match app.ask(pool, Command::Cut(tenant_id, span.end())).await {
             Ok(Answer::Cut(waiting @ 1..)) => return Err(not_final(waiting)),
-            // its leader, elsewhere, cuts by itself; what is not final is found below
+            // what is not final because nobody leads its pool now is found below
             Ok(_) | Err(AppError::Unavailable(_)) => {}
             Err(error) => return Err(error),
         }

@@ -15,6 +15,7 @@ mod run;
 mod state;
 mod writes;
 
+use crate::server::Peers;
 use crate::{
     App,
     allocation::AllocationView,
@@ -23,9 +24,13 @@ use crate::{
 };
 use placement::NoRoom;
 use quota::Violation;
+use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use store::node::NodeState;
@@ -36,7 +41,7 @@ use types::{
 };
 
 /// A change of a pool's state, or a question that only its leader can answer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Command {
     /// A request for memory.
     Request(Box<NewRequest>),
@@ -65,7 +70,7 @@ pub(crate) enum Command {
 }
 
 /// A request for memory on its way to a decision.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct NewRequest {
     pub tenant_id: TenantId,
     pub project_id: ProjectId,
@@ -76,7 +81,7 @@ pub(crate) struct NewRequest {
 }
 
 /// What the leader answers.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Answer {
     /// The allocation as it stands after the command; `true` when the command made it.
     Allocation(Box<AllocationView>, bool),
@@ -92,7 +97,7 @@ pub(crate) enum Answer {
 }
 
 /// What a request would get now, holding nothing.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum DryRun {
     /// It would be placed on these GPUs.
     Placed { gpus: Vec<types::GpuUuid>, measured: bool },
@@ -105,7 +110,7 @@ pub enum DryRun {
 }
 
 /// What the leader knows of its pool.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolView {
     pub term: i64,
     pub nodes: Vec<NodeView>,
@@ -114,7 +119,7 @@ pub struct PoolView {
 }
 
 /// What the leader knows of a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeView {
     pub node_id: NodeId,
     pub silent: bool,
@@ -122,7 +127,7 @@ pub struct NodeView {
 }
 
 /// What the leader knows of a GPU.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuView {
     pub gpu_id: types::GpuId,
     pub service: placement::Service,
@@ -141,11 +146,21 @@ struct Pending {
     answer: oneshot::Sender<Result<Answer, AppError>>,
 }
 
+/// How a pool's loop is reached.
+#[derive(Debug, Clone)]
+struct Handle {
+    commands: mpsc::Sender<Pending>,
+    /// Whether it leads, as it last said: a hint where to send a command, no right to write.
+    leads: Arc<AtomicBool>,
+}
+
 /// The schedulers of all pools that this server serves.
 #[derive(Debug, Clone)]
 pub struct Schedulers {
     server: ServerId,
-    handles: Arc<Mutex<HashMap<PoolId, mpsc::Sender<Pending>>>>,
+    handles: Arc<Mutex<HashMap<PoolId, Handle>>>,
+    /// Absent where a server works alone, as in replay: then what it does not lead is unavailable.
+    peers: Option<Peers>,
     changes: broadcast::Sender<AllocationId>,
     /// Each loop keeps a receiver as long as it runs.
     running: watch::Sender<()>,
@@ -169,7 +184,7 @@ pub struct SchedulerSettings {
 impl Default for SchedulerSettings {
     fn default() -> Self {
         Self {
-            lease: Duration::from_secs(4),
+            lease: Duration::from_secs(3),
             tick: Some(Duration::from_millis(500)),
             batch: 256,
             look: Duration::from_secs(2),
@@ -184,10 +199,38 @@ impl Schedulers {
         Self {
             server,
             handles: Arc::default(),
+            peers: None,
             changes: broadcast::channel(1024).0,
             running: watch::Sender::new(()),
             settings,
         }
+    }
+
+    /// The same, forwarding to other servers what they lead.
+    #[must_use]
+    pub(crate) fn with_peers(self, peers: Peers) -> Self {
+        Self { peers: Some(peers), ..self }
+    }
+
+    /// How other servers are reached; absent for one that works alone.
+    pub(crate) const fn peers(&self) -> Option<&Peers> {
+        self.peers.as_ref()
+    }
+
+    /// This server.
+    pub(crate) const fn server(&self) -> ServerId {
+        self.server
+    }
+
+    /// How long a pool may be without a leader after a crash: the lease, the pause between two tries to take it, and the
+    /// reading of the pool.
+    pub(crate) fn take_over_within(&self) -> Duration {
+        self.settings.lease + self.settings.lease / 4 + Duration::from_secs(2)
+    }
+
+    /// Whether this server leads the pool, as far as its loop has said.
+    pub(crate) fn leads(&self, pool: PoolId) -> bool {
+        self.handle(pool).is_some_and(|handle| handle.leads.load(Ordering::Relaxed))
     }
 
     /// Allocations as they change: a hint to look again, not a record.
@@ -196,7 +239,7 @@ impl Schedulers {
         self.changes.subscribe()
     }
 
-    fn handle(&self, pool: PoolId) -> Option<mpsc::Sender<Pending>> {
+    fn handle(&self, pool: PoolId) -> Option<Handle> {
         // a panic while holding the lock leaves a map that is still good
         self.handles.lock().unwrap_or_else(PoisonError::into_inner).get(&pool).cloned()
     }
@@ -229,8 +272,9 @@ impl App {
             return None;
         }
         let (sender, receiver) = mpsc::channel(self.schedulers.settings.batch * 4);
-        handles.insert(pool, sender);
-        let scheduler = run::Loop::new(self, pool);
+        let leads = Arc::new(AtomicBool::new(false));
+        handles.insert(pool, Handle { commands: sender, leads: Arc::clone(&leads) });
+        let scheduler = run::Loop::new(self, pool, leads);
         let running = self.schedulers.running.subscribe();
         Some(tokio::spawn(async move {
             scheduler.run(receiver).await;
@@ -243,36 +287,40 @@ impl App {
     /// # Errors
     /// When the pools cannot be read.
     pub async fn schedule_all_pools(&self) -> Result<Vec<tokio::task::JoinHandle<()>>, AppError> {
-        let mut tx = self.store.begin("pools", store::Scope::Operator).await?;
-        let pools = store::pool::page(&mut tx, None, i64::MAX).await?;
-        drop(tx);
-        Ok(pools.into_iter().filter_map(|pool| self.schedule_pool(pool.pool_id)).collect())
+        Ok(self.pools().await?.into_iter().filter_map(|pool| self.schedule_pool(pool)).collect())
     }
 
-    /// Sends a command to a pool's loop; the answer comes once it is durable.
+    /// Every pool there is, whoever leads it.
+    pub(crate) async fn pools(&self) -> Result<Vec<PoolId>, AppError> {
+        let mut tx = self.store.begin("pools", store::Scope::Operator).await?;
+        let pools = store::pool::page(&mut tx, None, i64::MAX).await?;
+        Ok(pools.into_iter().map(|pool| pool.pool_id).collect())
+    }
+
+    /// Sends a command to a pool's loop on this server; the answer comes once it is durable.
     pub(crate) async fn submit(
         &self,
         pool: PoolId,
         command: Command,
     ) -> Result<oneshot::Receiver<Result<Answer, AppError>>, AppError> {
-        let handle =
-            self.schedulers.handle(pool).ok_or_else(|| AppError::Unavailable("the pool is not served here".into()))?;
+        let handle = self.schedulers.handle(pool).ok_or(AppError::NotLeading)?;
         let (answer, receiver) = oneshot::channel();
         let pending = Pending { command, at: self.clock.now(), answer };
-        handle.send(pending).await.map_err(|_| AppError::Unavailable("the scheduler has stopped".into()))?;
+        handle.commands.send(pending).await.map_err(|_| AppError::NotLeading)?;
         Ok(receiver)
     }
 
-    /// Sends a command and waits for its answer.
-    pub(crate) async fn ask(&self, pool: PoolId, command: Command) -> Result<Answer, AppError> {
+    /// Sends a command to this server's own loop and waits for its answer: [`AppError::NotLeading`] where another server
+    /// leads, or nobody.
+    pub(crate) async fn ask_here(&self, pool: PoolId, command: Command) -> Result<Answer, AppError> {
         let receiver = self.submit(pool, command).await?;
         receiver.await.map_err(|_| AppError::Unavailable("the scheduler stopped before it answered".into()))?
     }
 
-    /// Has every pool served here look at its queue again, after a limit or grace changed. Should nobody lead one now, its
-    /// next leader does so anyway.
+    /// Has every pool look at its queue again, after a limit or grace changed. Should nobody lead one now, its next leader
+    /// does so anyway.
     pub(crate) async fn reconsider_queues(&self) {
-        for pool in self.schedulers.pools() {
+        for pool in self.pools().await.unwrap_or_default() {
             if let Err(error) = self.ask(pool, Command::Reconsider).await {
                 tracing::info!(%pool, %error, "the queue is looked at later");
             }

@@ -10,11 +10,18 @@ use super::{
 use crate::{App, Random, error::AppError};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use store::{Store, StoreError};
 use tokio::{sync::mpsc, time::Instant as Monotonic};
 use types::{AllocationId, AllocationState, Clock, Instant, PoolId, ServerId};
+
+/// How long the open state of a pool may take to be read.
+const LOADED_WITHIN: Duration = Duration::from_secs(30);
 
 /// One pool's loop on this server.
 pub(super) struct Loop {
@@ -25,6 +32,8 @@ pub(super) struct Loop {
     pool: PoolId,
     settings: SchedulerSettings,
     changes: tokio::sync::broadcast::Sender<AllocationId>,
+    /// Tells others on this server whether it leads.
+    leads: Arc<AtomicBool>,
     leading: Option<Leadership>,
     /// When waiting requests were last looked at.
     looked: Option<Monotonic>,
@@ -38,7 +47,7 @@ struct Leadership {
 }
 
 impl Loop {
-    pub fn new(app: &App, pool: PoolId) -> Self {
+    pub fn new(app: &App, pool: PoolId, leads: Arc<AtomicBool>) -> Self {
         Self {
             store: app.store.clone(),
             clock: app.clock.clone(),
@@ -47,6 +56,7 @@ impl Loop {
             pool,
             settings: app.schedulers.settings,
             changes: app.schedulers.changes.clone(),
+            leads,
             leading: None,
             looked: None,
         }
@@ -70,16 +80,23 @@ impl Loop {
                     self.serve(std::mem::take(&mut waiting)).await;
                 }
             }
+            self.leads.store(self.leading.is_some(), Ordering::Relaxed);
         }
         self.give_up().await;
+    }
+
+    /// How long Postgres may take over one transaction. Longer than its own limits, so it is not reached: the network may
+    /// swallow what is sent, and then nothing else would ever end the waiting.
+    fn answered_within(&self) -> Duration {
+        self.settings.lease * 2 + Duration::from_secs(1)
     }
 
     /// Renews the lease, or tries to take it.
     async fn keep_lease(&mut self) {
         let asked_at = Monotonic::now();
         let result = match &mut self.leading {
-            Some(_) => self.renew().await,
-            None => self.take_over().await,
+            Some(_) => within(self.answered_within(), self.renew()).await,
+            None => within(LOADED_WITHIN, self.take_over()).await,
         };
         match result {
             Ok(true) => {
@@ -88,7 +105,7 @@ impl Loop {
                 }
             }
             Ok(false) => {}
-            Err(error @ AppError::Unavailable(_)) => {
+            Err(error @ (AppError::Unavailable(_) | AppError::NotLeading)) => {
                 tracing::warn!(pool = %self.pool, %error, "the lease could not be renewed or taken");
                 if self.leading.as_ref().is_some_and(|l| l.sure_until <= Monotonic::now()) {
                     self.step_down("the lease ran out");
@@ -103,7 +120,7 @@ impl Loop {
 
     async fn take_over(&mut self) -> Result<bool, AppError> {
         let now = self.clock.now();
-        let mut tx = self.store.begin("take_lease", scope()).await?;
+        let mut tx = begin(&self.store, "take_lease", &self.settings).await?;
         let lease =
             store::leadership::take(&mut tx, self.pool, self.server, now, self.settings.lease.as_secs_f64()).await?;
         let Some(lease) = lease else { return Ok(false) };
@@ -126,7 +143,7 @@ impl Loop {
         let Some(leading) = &mut self.leading else { return Ok(false) };
         let state = &mut leading.state;
         state.time = state.time.max(self.clock.now());
-        let mut tx = self.store.begin("renew_lease", scope()).await?;
+        let mut tx = begin(&self.store, "renew_lease", &self.settings).await?;
         let lease = self.settings.lease.as_secs_f64();
         match store::leadership::renew(&mut tx, self.pool, state.term, state.time, lease).await {
             Ok(()) => {}
@@ -167,7 +184,7 @@ impl Loop {
 
     async fn give_up(&mut self) {
         if self.leading.is_some()
-            && let Err(error) = self.renew().await
+            && let Err(error) = within(self.answered_within(), self.renew()).await
         {
             tracing::warn!(pool = %self.pool, %error, "the last signs of life were not stored");
         }
@@ -196,7 +213,8 @@ impl Loop {
         metrics::histogram!("gpuledger_batch_commands")
             .record(f64::from(u32::try_from(batch.len()).unwrap_or(u32::MAX)));
         let commands: Vec<(&Command, Instant)> = batch.iter().map(|p| (&p.command, p.at)).collect();
-        match self.attempt(&commands).await {
+        let limit = self.answered_within();
+        match within(limit, self.attempt(&commands)).await {
             Ok(answers) => {
                 for (pending, answer) in batch.into_iter().zip(answers) {
                     let _ = pending.answer.send(answer);
@@ -212,7 +230,7 @@ impl Loop {
                 tracing::warn!(pool = %self.pool, %error, commands = batch.len(), "a batch failed; its commands are tried one by one");
                 self.recover(&error).await;
                 for pending in batch {
-                    let answer = match self.attempt(&[(&pending.command, pending.at)]).await {
+                    let answer = match within(limit, self.attempt(&[(&pending.command, pending.at)])).await {
                         Ok(mut answers) => answers.pop().unwrap_or_else(|| Err(AppError::Internal("no answer".into()))),
                         Err(error) => {
                             self.recover(&error).await;
@@ -274,10 +292,9 @@ impl Loop {
     /// One transaction for all the commands.
     async fn attempt(&mut self, commands: &[(&Command, Instant)]) -> Result<Vec<Result<Answer, AppError>>, AppError> {
         let looks = self.looks();
-        let not_leading = || AppError::Unavailable("this server does not lead the pool at present".into());
-        let leading = self.leading.as_mut().ok_or_else(not_leading)?;
+        let leading = self.leading.as_mut().ok_or(AppError::NotLeading)?;
         let state = &mut leading.state;
-        let mut tx = self.store.begin("pool_batch", scope()).await?;
+        let mut tx = begin(&self.store, "pool_batch", &self.settings).await?;
         store::leadership::hold(&mut tx, self.pool, state.term).await?;
         for (command, _) in commands {
             match command {
@@ -335,32 +352,47 @@ impl Loop {
     /// After a failed batch the state in memory is ahead of what is stored: it is read anew, or the leadership ends.
     async fn recover(&mut self, error: &AppError) {
         let Some(leading) = self.leading.take() else { return };
-        if matches!(error, AppError::Unavailable(_)) {
+        if matches!(error, AppError::Unavailable(_) | AppError::NotLeading) {
             // lost lease, lost connection, unknown outcome: whoever takes the lease next reads what really happened
             tracing::warn!(pool = %self.pool, %error, "steps down");
-            if let Ok(mut tx) = self.store.begin("give_up_lease", scope()).await
-                && store::leadership::give_up(&mut tx, self.pool, leading.state.term, leading.state.time).await.is_ok()
-            {
-                let _ = tx.commit().await;
+            let given_up = async {
+                let mut tx = self.store.begin("give_up_lease", scope()).await?;
+                store::leadership::give_up(&mut tx, self.pool, leading.state.term, leading.state.time).await?;
+                Ok(tx.commit().await?)
+            };
+            if within(self.settings.lease, given_up).await.is_ok() {
                 self.keep_lease().await;
             }
             return;
         }
         let sure_until = leading.sure_until;
         let lease = store::leadership::Lease { term: leading.state.term, pool_time: leading.state.time };
-        let reloaded = async {
+        let reloaded = within(LOADED_WITHIN, async {
             let mut tx = self.store.begin("load_pool", scope()).await?;
             let mut state = loading::load(&mut tx, self.pool, lease, leading.state.time).await?;
             state.leader_since = leading.state.leader_since;
             keep_signs(&mut state, leading.state);
             Ok::<_, AppError>(state)
-        }
+        })
         .await;
         match reloaded {
             Ok(state) => self.leading = Some(Leadership { state, sure_until }),
             Err(error) => tracing::error!(pool = %self.pool, %error, "the pool's state could not be read anew"),
         }
     }
+}
+
+/// Waits for a transaction, but not for ever. What it did is not known then.
+async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, AppError>>) -> Result<T, AppError> {
+    tokio::time::timeout(limit, work)
+        .await
+        .unwrap_or_else(|_| Err(AppError::Unavailable("Postgres does not answer".into())))
+}
+
+/// A transaction that touches the lease. A take-over waits for it, so Postgres ends it within the lease should this
+/// server stand still or be cut off.
+async fn begin(store: &Store, name: &'static str, settings: &SchedulerSettings) -> Result<store::Tx, StoreError> {
+    store.begin_leading(name, scope(), settings.lease * 2 / 3, settings.lease).await
 }
 
 /// What was heard and not stored yet was heard all the same.
@@ -384,6 +416,7 @@ fn keep_signs(state: &mut PoolState, heard: PoolState) {
 /// The same failure for every command of a batch.
 fn copy(error: &AppError) -> AppError {
     match error {
+        AppError::NotLeading => AppError::NotLeading,
         AppError::Unavailable(text) => AppError::Unavailable(text.clone()),
         AppError::NotFound(what) => AppError::NotFound(what),
         AppError::Conflict { code, detail } => AppError::Conflict { code, detail: detail.clone() },
