@@ -2,7 +2,18 @@
 
 use crate::{config::Config, error::CliError};
 use app::{App, Peers};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket},
+    path::PathBuf,
+};
+
+/// How the servers of one database reach each other.
+#[derive(Debug, Clone, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    pub url: Option<String>,
+    pub ca_file: Option<PathBuf>,
+}
 
 /// The use cases, forwarding to other servers what they lead. `local` is where this server listens.
 pub(crate) fn join(config: &Config, app: App, local: SocketAddr, database_url: &str) -> Result<App, CliError> {

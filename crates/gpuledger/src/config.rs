@@ -1,7 +1,7 @@
 //! The configuration: defaults, then the file, then the environment. Every key is documented in `config.default.toml`,
 //! which is also where the defaults come from; a key that is not there is refused.
 
-use crate::{duration, error::CliError, log::LogFormat, oidc};
+use crate::{cluster::Cluster, duration, error::CliError, log::LogFormat, oidc};
 use agent::{AgentSettings, SimulatedGpu, SourceSettings, WindowLength};
 use app::{SchedulerSettings, SessionSettings, session::Lifetime};
 use figment::{
@@ -71,13 +71,6 @@ pub struct Http {
     pub in_flight: usize,
     #[serde(deserialize_with = "duration::deserialize")]
     pub drain: Duration,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Cluster {
-    pub url: Option<String>,
-    pub ca_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Deserialize)]

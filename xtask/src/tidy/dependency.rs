@@ -35,7 +35,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("utoipa", &["api", "gpuledger", "types", "metering", "quota", "placement", "billing"]),
     ("utoipa-axum", &["api", "gpuledger"]),
     ("utoipa-swagger-ui", &["api", "gpuledger"]),
-    // app asks token issuers for their keys; it serves nothing
+    // app sends commands to other servers and asks token issuers for their keys; it serves nothing
     ("reqwest", &["agent", "app", "gpuledger"]),
 ];
 

@@ -1,6 +1,6 @@
 //! The life of a session: begun by whoever proved who they are, listed, ended, forgotten.
 
-use super::{Session, SessionRow, UserRow, sign};
+use super::{Session, SessionRow, UserRow, token_of};
 use crate::{
     App, Caller,
     audit::{self, Change},
@@ -56,7 +56,7 @@ pub async fn begin(app: &App, user: UserRow, origin: Origin) -> Result<Session, 
         expires_at: now.plus_secs(i64::from(app.sessions.0.settings.lifetime.0)),
         revoked_at: None,
     };
-    let token = sign(app, &row).await?;
+    let token = token_of(app, &row).await?;
     let mut tx = app.store.begin("session.begin", scope_of(user.tenant_id)).await?;
     // whoever changes the password waits for this transaction and ends the session, or this one waits and sees the change
     let is_as_proved = user::hold(&mut tx, user.user_id)
