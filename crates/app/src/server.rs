@@ -319,6 +319,7 @@ pub(crate) async fn forget_unseen(app: &App) -> Result<(), AppError> {
 #[derive(Debug, Serialize, Deserialize)]
 enum Told {
     Unauthenticated(String),
+    InvitationNeeded,
     Forbidden,
     NotFound(String),
     Invalid(Vec<Invalid>),
@@ -336,6 +337,7 @@ impl From<AppError> for Told {
     fn from(error: AppError) -> Self {
         match error {
             AppError::Unauthenticated(why) => Self::Unauthenticated(why.to_owned()),
+            AppError::InvitationNeeded => Self::InvitationNeeded,
             AppError::Forbidden => Self::Forbidden,
             AppError::NotFound(what) => Self::NotFound(what.to_owned()),
             AppError::Invalid(faults) => Self::Invalid(faults),
@@ -355,6 +357,7 @@ impl From<Told> for AppError {
     fn from(told: Told) -> Self {
         match told {
             Told::Unauthenticated(why) => Self::Unauthenticated(lasting(why)),
+            Told::InvitationNeeded => Self::InvitationNeeded,
             Told::Forbidden => Self::Forbidden,
             Told::NotFound(what) => Self::NotFound(lasting(what)),
             Told::Invalid(faults) => Self::Invalid(faults),
@@ -394,6 +397,7 @@ mod tests {
     fn an_error_arrives_as_it_was_sent() {
         for error in [
             AppError::Unauthenticated("the token has expired"),
+            AppError::InvitationNeeded,
             AppError::Forbidden,
             AppError::NotFound("node"),
             AppError::invalid("gpus", "must not be 0"),
