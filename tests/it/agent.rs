@@ -1,6 +1,6 @@
 //! A real agent beside the real server, and commands that run under it.
 
-use crate::deployment::{Deployment, Tenant, ask, change, command, eventually, run, start, text};
+use crate::deployment::{Deployment, Ran, Tenant, ask, change, command, eventually, run, start, text};
 use serde_json::{Value, json};
 use sqlx::Row;
 use std::{
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use types::{Clock, Instant, StreamId, wire::Reading};
 
 /// A node's agent, in a process of its own. Dropped, it is killed.
-struct Agent {
+pub struct Agent {
     folder: TempDir,
     process: Child,
     more: Vec<(String, String)>,
@@ -24,7 +24,7 @@ struct Agent {
 
 impl Agent {
     /// Joins the pool and starts.
-    async fn join(deployment: &Deployment, pool: &str, more: &[(&str, &str)]) -> Self {
+    pub async fn join(deployment: &Deployment, pool: &str, more: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let more: Vec<_> = more.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         let token = deployment.join_token(pool).await;
@@ -41,18 +41,27 @@ impl Agent {
         Self { folder, process, more }
     }
 
-    fn kill(&mut self) {
+    pub fn kill(&mut self) {
         // errors mean that it is gone already
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 
-    fn start_again(&mut self) {
+    pub fn start_again(&mut self) {
         self.process = spawn(self.folder.path(), &self.more);
     }
 
-    fn path(&self, name: &str) -> String {
+    pub fn path(&self, name: &str) -> String {
         self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// A second agent on the same state, with another socket, until it ends.
+    pub fn another(&self, socket: &str) -> Ran {
+        let mut more = self.more.clone();
+        more.push(("GPULEDGER_AGENT__SOCKET".to_owned(), self.path(socket)));
+        let environment = environment(self.folder.path(), &more);
+        let environment: Vec<_> = environment.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+        run(&["agent"], &environment, "")
     }
 
     /// `gpuledger run` on this node.

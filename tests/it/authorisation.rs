@@ -56,8 +56,18 @@ fn rule(operation: &str) -> Option<(&'static [&'static str], Foreign)> {
         | "get_plan" | "list_subscriptions" | "preview_invoice" | "list_invoices" | "get_invoice" | "list_charges"
         | "get_facts" | "get_invoice_csv" | "verify_invoice" => (EVERY_ROLE, Refused),
         "get_allocation" | "get_allocation_history" => (&[OPERATOR, CLERK, ADMIN, MEMBER, VIEWER, NODE], Refused),
-        "create_tenant" | "create_pool" | "update_pool" | "create_join_token" | "cordon_node" | "uncordon_node"
-        | "remove_node" | "set_tenant_quota" | "accept_set_aside" | "reject_set_aside" => (&[OPERATOR], Refused),
+        "create_tenant"
+        | "create_pool"
+        | "update_pool"
+        | "create_join_token"
+        | "cordon_node"
+        | "uncordon_node"
+        | "remove_node"
+        | "ask_credential_rotation"
+        | "revoke_node_credential"
+        | "set_tenant_quota"
+        | "accept_set_aside"
+        | "reject_set_aside" => (&[OPERATOR], Refused),
         "list_nodes"
         | "get_node"
         | "list_gpus"
@@ -76,7 +86,7 @@ fn rule(operation: &str) -> Option<(&'static [&'static str], Foreign)> {
         "confirm_allocation" | "renew_allocation" | "release_allocation" | "cancel_allocation" => {
             (&[OPERATOR, ADMIN, MEMBER, NODE], Refused)
         }
-        "report_node" | "take_reading_batch" => (&[NODE], Refused),
+        "report_node" | "take_reading_batch" | "rotate_node_credential" => (&[NODE], Refused),
         _ => return None,
     })
 }
@@ -318,6 +328,7 @@ async fn serves_whom_it_is_for(stage: &Stage, callers: &[(&'static str, Client)]
             "release_allocation",
             "cancel_allocation",
             "remove_node",
+            "revoke_node_credential",
             "disable_user",
         ]
         .contains(&operation.id.as_str())

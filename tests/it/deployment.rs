@@ -190,7 +190,8 @@ impl Deployment {
         assert!(tables.len() > 20, "{tables:?}");
         let mut snapshot = Snapshot::new();
         for table in tables {
-            let rows = format!("select to_jsonb(t) - array['last_heard', 'last_sign'] as row from {table} t");
+            let rows =
+                format!("select to_jsonb(t) - array['last_heard', 'last_sign', 'last_used_at'] as row from {table} t");
             let sum =
                 format!("select count(*) || ' ' || md5(string_agg(row::text, '' order by row::text)) from ({rows}) r");
             let sum: Option<String> = sqlx::query_scalar(AssertSqlSafe(sum)).fetch_one(&mut owner).await.unwrap();

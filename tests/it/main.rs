@@ -15,6 +15,7 @@ mod invitation;
 mod invoice;
 mod model;
 mod node;
+mod node_credential;
 mod oidc;
 mod past;
 mod queue;

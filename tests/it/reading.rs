@@ -116,6 +116,7 @@ async fn a_gap_in_a_stream_names_the_expected_batch_and_changes_nothing() {
     let first = part.window(0, 1, Bytes::gib(4));
     let batch = |sequence, stream_id| ReadingBatch {
         stream_id,
+        run_id: None,
         sequence,
         sent_at: part.world.now(),
         readings: vec![first.clone()],
@@ -142,7 +143,13 @@ async fn another_nodes_stream_is_none_of_yours() {
     let first = part.window(0, 1, Bytes::gib(4));
     part.send(vec![first]).await;
     let stranger = part.world.host("stranger", &[]).await;
-    let next = ReadingBatch { stream_id: part.host.stream, sequence: 2, sent_at: part.world.now(), readings: vec![] };
+    let next = ReadingBatch {
+        stream_id: part.host.stream,
+        run_id: None,
+        sequence: 2,
+        sent_at: part.world.now(),
+        readings: vec![],
+    };
     let foreign = send(&part.world, &stranger, &next).await;
     assert!(matches!(foreign, Err(AppError::NotFound("stream"))), "{foreign:?}");
     let tenant = app::reading::ingest(&part.world.app, &member(part.tenant), &next).await;
@@ -283,6 +290,7 @@ async fn report_33_two_exporters_on_one_node_count_once() {
     part.send(vec![window.clone()]).await;
     let other = ReadingBatch {
         stream_id: StreamId(uuid::Uuid::from_u128(9)),
+        run_id: None,
         sequence: 1,
         sent_at: part.world.now(),
         readings: vec![window],

@@ -186,9 +186,16 @@ async fn two_tenants() -> (World, [TenantId; 2]) {
             lifetime_s: 3600,
         };
         app::invitation::create(&world.app, &operator(), invited).await.unwrap();
-        app::api_key::create(&world.app, &operator(), Some(tenant), crate::world::name(called), types::Role::Member)
-            .await
-            .unwrap();
+        app::api_key::create(
+            &world.app,
+            &operator(),
+            Some(tenant),
+            crate::world::name(called),
+            types::Role::Member,
+            None,
+        )
+        .await
+        .unwrap();
         tenants.push(tenant);
     }
     world.pass(60);

@@ -213,3 +213,137 @@ async fn expired_sessions_are_forgotten_after_a_day() {
     app::tasks::run_due(&world.app).await;
     assert_eq!(count().await, 0);
 }
+
+fn guess(password: &str) -> Value {
+    json!({"email": crate::deployment::OPERATOR, "password": password})
+}
+
+/// Sends a login as if from an address, which only a trusted proxy may say.
+async fn log_in_from(client: &Client, address: &str, body: &Value) -> support::Answer {
+    let request = client.request(reqwest::Method::POST, "/v1/login").header("X-Forwarded-For", address).json(body);
+    client.send(request).await
+}
+
+#[tokio::test]
+async fn guessing_ends_for_whoever_guesses_and_for_nobody_else() {
+    let deployment = Deployment::start_with(&[("GPULEDGER_HTTP__TRUSTED_PROXIES", "[\"127.0.0.0/8\"]")]).await;
+    let anyone = deployment.anyone();
+    for _ in 0..10 {
+        log_in_from(&anyone, "192.0.2.1", &guess("a wrong password")).await.problem(401, "unauthenticated", None);
+    }
+    for password in ["a wrong password", PASSWORD] {
+        let limited = log_in_from(&anyone, "192.0.2.1", &guess(password)).await;
+        let wait: u32 = limited.headers["retry-after"].to_str().unwrap().parse().unwrap();
+        assert!((1..=30).contains(&wait), "{wait}");
+        limited.problem(429, "too_many_failures", None);
+    }
+    log_in_from(&anyone, "192.0.2.2", &guess(PASSWORD)).await.expect(200);
+    let session = log_in_from(&anyone, "2001:db8:1:2::1", &guess(PASSWORD)).await.expect(200);
+    let token = text(&session["token"]);
+    let listed = anyone.with(&token).get("/v1/sessions").await.expect(200);
+    let addresses: Vec<_> = listed["items"].as_array().unwrap().iter().map(|s| text(&s["address"])).collect();
+    assert_eq!(addresses, ["127.0.0.1", "192.0.2.2", "2001:db8:1:2::1"]);
+    // an unknown account ends after as many
+    let unknown = json!({"email": "nobody@example.com", "password": "a wrong password"});
+    for _ in 0..10 {
+        log_in_from(&anyone, "192.0.2.3", &unknown).await.problem(401, "unauthenticated", None);
+    }
+    log_in_from(&anyone, "192.0.2.3", &unknown).await.problem(429, "too_many_failures", None);
+}
+
+#[tokio::test]
+async fn without_a_trusted_proxy_nobody_says_where_they_are() {
+    let deployment = Deployment::start().await;
+    let anyone = deployment.anyone();
+    for n in 0..10 {
+        let answer = log_in_from(&anyone, &format!("192.0.2.{n}"), &guess("a wrong password")).await;
+        answer.problem(401, "unauthenticated", None);
+    }
+    log_in_from(&anyone, "192.0.2.99", &guess("a wrong password")).await.problem(429, "too_many_failures", None);
+}
+
+#[tokio::test]
+async fn bad_credentials_end_and_good_ones_go_on() {
+    let deployment = Deployment::start().await;
+    let (_, key) = deployment.key(None, "operator").await;
+    key.get("/v1/me").await.expect(200);
+    let bad = deployment.anyone().with(&format!("glk_abcdefgh_{}", "A".repeat(43)));
+    let mut refused = 0;
+    // tokens come back while this runs
+    let limited = loop {
+        let answer = bad.get("/v1/me").await;
+        if answer.status == 429 {
+            break answer;
+        }
+        answer.problem(401, "unauthenticated", None);
+        refused += 1;
+        assert!(refused < 2_000, "there is no end to it");
+    };
+    assert!(refused >= 300);
+    assert!(limited.headers.contains_key("retry-after"));
+    limited.problem(429, "too_many_failures", None);
+    key.get("/v1/me").await.expect(200);
+    deployment.operator.get("/v1/me").await.expect(200);
+}
+
+/// Nobody learns by the time of an answer which prefixes and which accounts exist: both cost the same.
+#[tokio::test]
+async fn what_is_unknown_costs_as_much_as_what_is_wrong() {
+    let deployment = Deployment::start().await;
+    let key = text(&deployment.secret(None, "operator").await["secret"]);
+    let known = deployment.anyone().with(&key);
+    let counted = async |name: &str| {
+        let metrics = deployment.anyone().get("/metrics").await;
+        let text = String::from_utf8_lossy(&metrics.body).into_owned();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned);
+        value.unwrap().parse::<u64>().unwrap()
+    };
+    let wrong = format!("{}_{}", &key[..12], "A".repeat(43));
+    let unknown = format!("glk_abcdefgh_{}", "A".repeat(43));
+    for bad in [&wrong, &unknown] {
+        // the key itself is in use, so that it is among those looked up lately
+        known.get("/v1/me").await.expect(200);
+        let before = counted("gpuledger_credential_looks_total").await;
+        for _ in 0..20 {
+            deployment.anyone().with(bad).get("/v1/me").await.problem(401, "unauthenticated", None);
+        }
+        assert_eq!(counted("gpuledger_credential_looks_total").await - before, 20, "{bad}");
+    }
+
+    // a password is hashed for each login, whoever it is for
+    person(&deployment, None, "gone@example.com", "operator").await;
+    let users = deployment.operator.get("/v1/users").await.expect(200);
+    let gone = users["items"].as_array().unwrap().iter().find(|user| user["email"] == "gone@example.com").unwrap();
+    let path = format!("/v1/users/{}/disable", text(&gone["user_id"]));
+    deployment.operator.post(&path, &json!({})).await.expect(200);
+    for email in [crate::deployment::OPERATOR, "nobody@example.com", "gone@example.com"] {
+        let before = counted("gpuledger_password_checks_total").await;
+        let body = json!({"email": email, "password": "a wrong password"});
+        deployment.anyone().post("/v1/login", &body).await.problem(401, "unauthenticated", None);
+        assert_eq!(counted("gpuledger_password_checks_total").await - before, 1, "{email}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_ends_when_it_should_and_tells_when_it_was_used() {
+    let deployment = Deployment::start().await;
+    let operator = &deployment.operator;
+    let new = |expires_at: types::Instant| json!({"name": "a", "role": "operator", "expires_at": expires_at});
+    let now = types::Clock::System.now();
+    operator.post("/v1/keys", &new(now)).await.problem(422, "invalid", Some("expires_at"));
+    let key = operator.post("/v1/keys", &new(now.plus_secs(3600))).await.expect(201);
+    assert!(key["last_used_at"].is_null());
+    let client = deployment.anyone().with(&text(&key["secret"]));
+    client.get("/v1/me").await.expect(200);
+    let shown = async || {
+        let keys = operator.get("/v1/keys").await.expect(200);
+        keys["items"].as_array().unwrap().iter().find(|k| k["key_id"] == key["key_id"]).unwrap().clone()
+    };
+    let first = text(&shown().await["last_used_at"]);
+    sqlx::query("update api_key set expires_at = created_at + interval '1 millisecond' where name = 'a'")
+        .execute(&mut deployment.owner().await)
+        .await
+        .unwrap();
+    stops(&client).await;
+    assert_eq!(text(&shown().await["last_used_at"]), first, "it is noted now and then, not each time");
+}

@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use types::{
     AllocationId, Bytes, Clock, GpuUuid, Instant, Name, NodeId, PlanId, PoolId, ProjectId, Request, Role, ServerId,
     Span, StreamId, TenantId,
-    wire::{Exit, GpuReport, Join, NodeOrders, NodeReport, Reading, ReadingBatch},
+    wire::{AgentRun, Exit, GpuReport, Join, NodeOrders, NodeReport, Reading, ReadingBatch},
 };
 
 /// A hold waits two minutes, a node is silent after 90 seconds, and what ran on it is lost after a day.
@@ -67,6 +67,8 @@ pub struct Host {
     pub pool: PoolId,
     pub machine: Name,
     pub boot: Name,
+    /// Which run of its agent reports; absent as with agents that do not say.
+    pub run: Option<AgentRun>,
     pub cards: Vec<GpuReport>,
     pub stream: StreamId,
     /// Of the last batch.
@@ -82,6 +84,7 @@ impl Host {
     pub fn report(&self, sent_at: Instant) -> NodeReport {
         NodeReport {
             boot_id: self.boot.clone(),
+            run: self.run,
             sent_at,
             gpus: self.cards.clone(),
             alive: Vec::new(),
@@ -92,7 +95,8 @@ impl Host {
     /// The next batch of its stream.
     pub fn batch(&mut self, sent_at: Instant, readings: Vec<Reading>) -> ReadingBatch {
         self.sequence += 1;
-        ReadingBatch { stream_id: self.stream, sequence: self.sequence, sent_at, readings }
+        let run_id = self.run.map(|run| run.run_id);
+        ReadingBatch { stream_id: self.stream, run_id, sequence: self.sequence, sent_at, readings }
     }
 }
 
@@ -282,6 +286,7 @@ impl World {
             pool,
             machine: name(called),
             boot: name("first boot"),
+            run: None,
             cards,
             stream: self.app.id(StreamId::new),
             sequence: 0,

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use std::{
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -57,6 +58,17 @@ impl Answer {
         self.status / 100 == 2
     }
 
+    /// Whether another agent speaks for the node, so that this one is not heard.
+    pub fn is_anothers(&self) -> bool {
+        #[derive(serde::Deserialize)]
+        struct Code {
+            code: String,
+        }
+        self.status == 409
+            && serde_json::from_slice::<Code>(&self.body)
+                .is_ok_and(|problem| matches!(problem.code.as_str(), "another_agent_reports" | "former_boot"))
+    }
+
     /// What a problem document says, or the beginning of whatever came instead.
     pub fn detail(&self) -> String {
         #[derive(serde::Deserialize)]
@@ -73,11 +85,19 @@ impl Answer {
 }
 
 /// A connection to the server.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct ServerClient {
     http: reqwest::Client,
     base: String,
-    credential: Option<String>,
+    /// Shared by all clones: a new one is used by whoever calls next.
+    credential: Option<Arc<Mutex<String>>>,
+}
+
+impl std::fmt::Debug for ServerClient {
+    /// Without the credential.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServerClient").field("base", &self.base).finish_non_exhaustive()
+    }
 }
 
 impl ServerClient {
@@ -105,8 +125,21 @@ impl ServerClient {
     }
 
     pub fn with_credential(mut self, credential: &str) -> Self {
-        self.credential = Some(credential.to_owned());
+        self.credential = Some(Arc::new(Mutex::new(credential.to_owned())));
         self
+    }
+
+    /// What it proves itself with.
+    pub fn credential(&self) -> Option<String> {
+        let credential = self.credential.as_ref()?;
+        Some(credential.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    /// Proves itself with another one from now on.
+    pub fn set_credential(&self, new: String) {
+        if let Some(credential) = &self.credential {
+            *credential.lock().unwrap_or_else(PoisonError::into_inner) = new;
+        }
     }
 
     pub async fn post<T: Serialize + Sync>(&self, path: &str, body: &T) -> Result<Answer, ClientError> {
@@ -124,7 +157,7 @@ impl ServerClient {
         if let Some(encoding) = encoding {
             request = request.header("content-encoding", encoding);
         }
-        if let Some(credential) = &self.credential {
+        if let Some(credential) = self.credential() {
             request = request.bearer_auth(credential);
         }
         let mut response = request.send().await.map_err(ClientError::Transport)?;

@@ -15,6 +15,7 @@ mod client;
 mod node;
 mod node_clock;
 mod report;
+mod rotation;
 pub mod socket;
 pub mod source;
 pub mod spool;
@@ -34,14 +35,14 @@ use state::StateDir;
 use std::{
     fmt,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use types::{
-    Clock, Name, NameError, NodeId, PoolId, StreamId,
-    wire::{Join, Joined, Reading},
+    Clock, Name, NameError, NodeId, PoolId, RunId, StreamId,
+    wire::{AgentRun, Join, Joined, Reading},
 };
 
 /// The most bytes that the spool takes on disk. At about 300 bytes a reading and 64 parts it holds ten days.
@@ -64,6 +65,10 @@ pub struct AgentSettings {
     pub pool_id: PoolId,
     /// The node's own credential.
     pub credential: String,
+    /// The file that the credential stands in, to be replaced when it is renewed; without it, it never is.
+    pub credential_file: Option<PathBuf>,
+    /// How old the credential becomes before the agent renews it.
+    pub rotate_every: Duration,
     /// Where spool, bindings and clock are kept; made if it is not there.
     pub state_dir: PathBuf,
     /// The Unix socket for local clients; its folder is made if it is not there.
@@ -121,6 +126,8 @@ pub enum AgentError {
     },
     #[error("the spool cannot be opened")]
     Spool(#[from] spool::SpoolError),
+    #[error("another agent uses the state in {0}")]
+    StateInUse(PathBuf),
     #[error("another agent answers on {0}")]
     SocketInUse(PathBuf),
     #[error("the host's boot id is not usable")]
@@ -138,6 +145,8 @@ struct Shared {
     clock: NodeClock,
     spool: Mutex<Spool>,
     state: StateDir,
+    /// By which the server tells this run of the agent from any other.
+    run: AgentRun,
     /// Readings go to the spool one batch after the other, so that each part's windows stay in order.
     spooling: tokio::sync::Mutex<()>,
     /// Something changed that the server should hear of at once.
@@ -146,8 +155,12 @@ struct Shared {
     sample_now: Notify,
     /// The spool holds something new.
     upload_now: Notify,
+    /// The server wants the credential renewed.
+    rotate_now: Notify,
     /// Counts the orders that arrived.
     orders_seen: watch::Sender<u64>,
+    /// Whether the server took the last report.
+    heard: AtomicBool,
 }
 
 impl Shared {
@@ -222,6 +235,7 @@ async fn run_on<S: MemorySource>(
     let client =
         ServerClient::new(&settings.server_url, settings.ca_file.as_deref())?.with_credential(&settings.credential);
     let state = StateDir::open(settings.state_dir.clone())?;
+    let _alone = state.lock()?;
     let boot_id = boot_id()?;
     let clock = NodeClock::open(clock, &boot_id, &state);
     // a stream belongs to one node: what a former membership left there is not this node's to hand in
@@ -232,6 +246,11 @@ async fn run_on<S: MemorySource>(
     node.restore(bound, clock.now(), &proc_stat);
     let shared = Arc::new(Shared {
         node: Mutex::new(node),
+        run: AgentRun {
+            run_id: RunId::new(clock.now(), rand::random()),
+            follows: state.read::<LastRun>("run.json").map(|last| last.run_id),
+            report_interval_ms: u32::try_from(settings.report_interval.as_millis()).unwrap_or(u32::MAX),
+        },
         clock,
         spool: Mutex::new(spool),
         state,
@@ -239,7 +258,9 @@ async fn run_on<S: MemorySource>(
         report_now: Notify::new(),
         sample_now: Notify::new(),
         upload_now: Notify::new(),
+        rotate_now: Notify::new(),
         orders_seen: watch::Sender::new(0),
+        heard: AtomicBool::new(false),
     });
     let listener = socket::listen(&settings.socket).await?;
     // the first report names the cards, so they are looked at before
@@ -255,11 +276,12 @@ async fn run_on<S: MemorySource>(
         server_url: settings.server_url.clone(),
     };
     let local = socket::serve(listener, Arc::clone(&shared), hello, stop.clone());
-    let upload = upload::run(Arc::clone(&shared), client, uploads_stop.clone());
+    let rotating = rotate(Arc::clone(&shared), client.clone(), &settings, stop.clone());
+    let upload = upload_once_heard(Arc::clone(&shared), client, uploads_stop.clone());
     let sampling = sample(source, last_error, Arc::clone(&shared), settings.sample_interval, stop.clone());
     let watching = watch_bound(Arc::clone(&shared), stop);
     let upload = tokio::spawn(upload);
-    tokio::join!(report, local, sampling, watching);
+    tokio::join!(report, local, sampling, watching, rotating);
 
     shared.node().close_all(shared.clock.now());
     shared.spool_readings().await;
@@ -278,6 +300,32 @@ async fn run_on<S: MemorySource>(
     // a socket that nobody serves would only make clients wait
     drop(std::fs::remove_file(&settings.socket));
     Ok(())
+}
+
+/// The last run of the agent that the server heard, as kept on disk.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+struct LastRun {
+    run_id: RunId,
+}
+
+/// Uploads once the server takes this run's reports: before, it takes no batches from it either.
+async fn upload_once_heard(shared: Arc<Shared>, client: ServerClient, stop: CancellationToken) {
+    let mut orders = shared.orders_seen.subscribe();
+    tokio::select! {
+        () = stop.cancelled() => return,
+        // the sender lives as long as what is shared
+        _ = orders.wait_for(|count| *count > 0) => {}
+    }
+    if let Err(error) = shared.state.write("run.json", &LastRun { run_id: shared.run.run_id }) {
+        tracing::warn!(%error, "the run cannot be written: should the agent start anew, the server may hear it late");
+    }
+    upload::run(Arc::clone(&shared), client, stop).await;
+}
+
+async fn rotate(shared: Arc<Shared>, client: ServerClient, settings: &AgentSettings, stop: CancellationToken) {
+    if let Some(file) = settings.credential_file.clone() {
+        rotation::run(shared, client, file, settings.rotate_every, stop).await;
+    }
 }
 
 async fn sample<S: MemorySource>(

@@ -130,6 +130,7 @@ impl Node {
             .collect();
         NodeReport {
             boot_id: self.boot_id.clone(),
+            run: None,
             sent_at: now,
             gpus: self.gpus.clone(),
             alive: alive.into_iter().collect(),

@@ -3,7 +3,7 @@
 use crate::AgentError;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::{self, Write},
     path::{Path, PathBuf},
 };
@@ -13,6 +13,20 @@ use std::{
 pub(crate) struct StateDir(PathBuf);
 
 impl StateDir {
+    /// Keeps any other agent out of the folder for as long as the file is open.
+    pub fn lock(&self) -> Result<File, AgentError> {
+        let path = self.path("lock");
+        let file = match File::options().create(true).truncate(false).write(true).open(&path) {
+            Ok(file) => file,
+            Err(source) => return Err(AgentError::File { path, source }),
+        };
+        match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(TryLockError::WouldBlock) => Err(AgentError::StateInUse(self.0.clone())),
+            Err(TryLockError::Error(source)) => Err(AgentError::File { path, source }),
+        }
+    }
+
     /// Opens the folder, made if it is not there.
     pub fn open(path: PathBuf) -> Result<Self, AgentError> {
         match fs::create_dir_all(&path) {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | 2xx | durable: it is deleted |
 //! | 409 with `expected` | the server cannot follow the stream: a new stream begins with it |
+//! | 409 because another agent speaks for the node | not the batch's fault: tried again, ever more rarely |
 //! | 400, 413, 415, 422, other 409 | the batch itself is at fault: it is kept in `refused/` with the answer, and a new stream begins without it |
 //! | everything else, or no answer | not the batch's fault (credential, limits, outage): tried again, ever more rarely |
 
@@ -45,6 +46,7 @@ fn verdict(answer: &Answer) -> Verdict {
             // whatever answered, it was not the ledger
             Err(_) => Verdict::Later { after: None },
         },
+        409 if answer.is_anothers() => Verdict::Later { after: answer.retry_after },
         409 => match serde_json::from_slice::<GapProblem>(&answer.body) {
             Ok(gap) => Verdict::Gap { expected: gap.expected },
             Err(_) => Verdict::Refused,
@@ -171,6 +173,7 @@ async fn settle_front(shared: &Shared, client: &ServerClient) -> Result<(), Unse
 fn body_of(batch: &SpooledBatch, shared: &Shared) -> Result<Vec<u8>, Unsettled> {
     let json = serde_json::to_vec(&ReadingBatch {
         stream_id: batch.stream_id,
+        run_id: Some(shared.run.run_id),
         sequence: batch.sequence,
         sent_at: shared.clock.now(),
         readings: batch.readings.clone(),

@@ -78,6 +78,7 @@ impl Ledger {
                 // a server whose clock is an hour ahead
                 server_time: Clock::System.now().plus_secs(3600),
                 parts: self.orders.clone(),
+                rotate_credential: false,
             })
             .unwrap();
         }
@@ -95,6 +96,8 @@ fn settings(server_url: String, folder: &Path) -> AgentSettings {
         node_id: NodeId(Uuid::from_u128(3)),
         pool_id: PoolId(Uuid::from_u128(4)),
         credential: "secret".to_owned(),
+        credential_file: None,
+        rotate_every: Duration::from_secs(86_400),
         state_dir: folder.join("state"),
         socket: folder.join("run/agent.sock"),
         ca_file: None,

@@ -27,6 +27,12 @@ pub struct Key {
     #[schema(example = "glk_k3v9x2mq")]
     prefix: String,
     created_at: Instant,
+    /// Until when it is good; absent where it does not end by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<Instant>,
+    /// When it was last used, to within some minutes; absent where it never was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_used_at: Option<Instant>,
     /// Since when it no longer works.
     #[serde(skip_serializing_if = "Option::is_none")]
     revoked_at: Option<Instant>,
@@ -41,6 +47,8 @@ impl From<ApiKeyRow> for Key {
             role: row.role,
             prefix: format!("glk_{}", row.prefix),
             created_at: row.created_at,
+            expires_at: row.expires_at,
+            last_used_at: row.last_used_at,
             revoked_at: row.revoked_at,
         }
     }
@@ -54,6 +62,8 @@ pub struct NewKey {
     tenant_id: Option<TenantId>,
     name: Name,
     role: Role,
+    /// Until when it is to be good; absent for one that does not end by itself.
+    expires_at: Option<Instant>,
 }
 
 /// A new key with its secret.
@@ -90,7 +100,7 @@ pub(crate) async fn create_key(
     caller: Caller,
     Json(new): Json<NewKey>,
 ) -> Result<(StatusCode, Json<CreatedKey>), Problem> {
-    let made = api_key::create(&state.app, &caller, new.tenant_id, new.name, new.role).await?;
+    let made = api_key::create(&state.app, &caller, new.tenant_id, new.name, new.role, new.expires_at).await?;
     Ok((StatusCode::CREATED, Json(CreatedKey { key: made.row.into(), secret: made.secret })))
 }
 

@@ -5,10 +5,10 @@ use crate::{
     problem::{FieldError, Problem},
     router::ApiState,
 };
-use app::{Authenticated, Caller, session::Origin};
+use app::{AppError, Authenticated, Caller, session::Origin};
 use axum::{
     extract::{
-        ConnectInfo, FromRequest, FromRequestParts, Request,
+        FromRequest, FromRequestParts, Request,
         path::ErrorKind,
         rejection::{JsonRejection, PathRejection, QueryRejection},
     },
@@ -16,7 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Serialize, de::DeserializeOwned};
-use std::{convert::Infallible, error::Error, net::SocketAddr};
+use std::{convert::Infallible, error::Error};
 use types::SessionId;
 
 /// A JSON body, in or out.
@@ -96,7 +96,16 @@ impl FromRequestParts<ApiState> for Caller {
 
     /// The bearer credential's principal. A handler without this extractor serves everyone.
     async fn from_request_parts(parts: &mut Parts, state: &ApiState) -> Result<Self, Problem> {
-        let Authenticated { principal, session } = state.app.authenticate(bearer(&parts.headers)?).await?;
+        let credential = bearer(&parts.headers)?;
+        let source = state.guard.source(&parts.extensions, &parts.headers);
+        state.guard.credential(credential, source)?;
+        let authenticated = state.app.authenticate(credential).await;
+        match &authenticated {
+            Ok(_) => state.guard.looked_at(credential, source, true),
+            Err(AppError::Unauthenticated(_)) => state.guard.looked_at(credential, source, false),
+            Err(_) => {}
+        }
+        let Authenticated { principal, session } = authenticated?;
         parts.extensions.insert(PresentSession(session));
         let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone());
         Ok(Self { principal, request_id })
@@ -119,11 +128,11 @@ impl<S: Send + Sync> FromRequestParts<S> for PresentSession {
 #[derive(Debug)]
 pub(crate) struct Whence(pub Origin);
 
-impl<S: Send + Sync> FromRequestParts<S> for Whence {
+impl FromRequestParts<ApiState> for Whence {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let address = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip().to_canonical());
+    async fn from_request_parts(parts: &mut Parts, state: &ApiState) -> Result<Self, Infallible> {
+        let address = state.guard.source(&parts.extensions, &parts.headers);
         let user_agent = parts.headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok());
         Ok(Self(Origin { address, user_agent: user_agent.map(str::to_owned) }))
     }

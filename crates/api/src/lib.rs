@@ -8,6 +8,7 @@ pub mod audit;
 pub mod balance;
 pub mod extract;
 pub mod gpu;
+pub mod guard;
 pub mod health;
 pub mod interval;
 pub mod invitation;
@@ -32,6 +33,7 @@ pub mod tenant;
 pub mod usage;
 pub mod user;
 
+pub use guard::{Guard, TrustedProxy};
 pub use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 pub use problem::Problem;
 pub use router::{ApiState, HttpLimits, openapi, router};

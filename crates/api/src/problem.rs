@@ -145,6 +145,13 @@ impl Problem {
             .retry_after(2)
     }
 
+    /// Too much failed.
+    pub(crate) fn too_many_failures(retry_after_s: u32) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_failures", "Too many attempts have failed")
+            .detail("Too many logins or credentials have failed, from this address or for this account.")
+            .retry_after(retry_after_s)
+    }
+
     /// What only a status is known of.
     pub(crate) fn of_status(status: StatusCode) -> Self {
         let (code, title) = match status {
@@ -313,6 +320,7 @@ impl utoipa::IntoResponses for ReadErrors {
             (403, "The caller's role does not allow this."),
             (404, "It does not exist, or is somebody else's."),
             (422, "A parameter breaks a rule: `errors` names each."),
+            (429, "Too much has failed from this address or for this account: try again after `Retry-After`."),
             (500, "The server failed."),
             (503, "It cannot be answered now: try again after `Retry-After`."),
         ])
@@ -334,6 +342,7 @@ impl utoipa::IntoResponses for WriteErrors {
             (413, "The body is over the limit."),
             (415, "The body's type or encoding is not supported."),
             (422, "The request breaks a rule: `errors` names each field."),
+            (429, "Too much has failed from this address or for this account: try again after `Retry-After`."),
             (500, "The server failed."),
             (503, "It cannot be decided now and nothing was stored: try again after `Retry-After`."),
         ])

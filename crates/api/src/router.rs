@@ -1,8 +1,8 @@
 //! Every route, and what stands around them.
 
 use crate::{
-    allocation, api_key, audit, balance, gpu, health, invitation, invoice, layers, node, oidc, plan, pool,
-    problem::ProblemBody, project, quota, reading, server, session, set_aside, subscription, tenant, usage, user,
+    allocation, api_key, audit, balance, gpu, guard::Guard, health, invitation, invoice, layers, node, oidc, plan,
+    pool, problem::ProblemBody, project, quota, reading, server, session, set_aside, subscription, tenant, usage, user,
 };
 use app::App;
 use axum::{
@@ -26,6 +26,7 @@ pub struct ApiState {
     /// Renders `/metrics`.
     pub metrics: PrometheusHandle,
     pub limits: HttpLimits,
+    pub guard: Guard,
 }
 
 impl std::fmt::Debug for ApiState {
@@ -117,6 +118,9 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(node::cordon_node))
         .routes(routes!(node::uncordon_node))
         .routes(routes!(node::remove_node))
+        .routes(routes!(node::rotate_node_credential))
+        .routes(routes!(node::ask_credential_rotation))
+        .routes(routes!(node::revoke_node_credential))
         .routes(routes!(gpu::list_gpus))
         .routes(routes!(balance::get_balance))
         // what is asked and granted: quotas, allocations

@@ -8,7 +8,7 @@ use crate::{
     user::User,
 };
 use app::{
-    Caller,
+    AppError, Caller,
     password::Password,
     session::{self, SessionRow, Whose},
 };
@@ -131,14 +131,15 @@ impl SessionFilter {
             (None, false) => Ok(Whose::Own),
             (None, true) => Ok(Whose::All),
             (Some(user), false) => Ok(Whose::User(user)),
-            (Some(_), true) => Err(app::AppError::invalid("all", "cannot be given together with user_id").into()),
+            (Some(_), true) => Err(AppError::invalid("all", "cannot be given together with user_id").into()),
         }
     }
 }
 
 /// Log in
 ///
-/// An unknown address and a wrong password get the same answer. The token holds until it expires or its session is
+/// An unknown address and a wrong password get the same answer in equal time; after many that failed the answer is 429. The
+/// token holds until it expires or its session is
 /// revoked.
 #[utoipa::path(post, path = "/v1/login", tag = "callers", responses((status = 200, body = LoggedIn), WriteErrors))]
 pub(crate) async fn login(
@@ -146,7 +147,13 @@ pub(crate) async fn login(
     Whence(origin): Whence,
     Json(login): Json<Login>,
 ) -> Result<Json<LoggedIn>, Problem> {
-    Ok(Json(session::login(&state.app, &login.email, login.password, origin).await?.into()))
+    let attempt = state.guard.login(&login.email, origin.address)?;
+    let begun = session::login(&state.app, &login.email, login.password, origin).await;
+    // whoever goes away before the answer has tried all the same
+    if !matches!(begun, Err(AppError::Unauthenticated(_))) {
+        attempt.undo(begun.is_ok());
+    }
+    Ok(Json(begun?.into()))
 }
 
 /// List sessions

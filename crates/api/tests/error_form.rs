@@ -32,7 +32,8 @@ fn service() -> Router {
         Schedulers::new(ServerId(uuid::Uuid::nil()), SchedulerSettings::default()),
     );
     let limits = HttpLimits { body: LIMIT, ..HttpLimits::default() };
-    router(ApiState { app, metrics: PrometheusBuilder::new().build_recorder().handle(), limits })
+    let guard = api::Guard::new(Vec::new());
+    router(ApiState { app, metrics: PrometheusBuilder::new().build_recorder().handle(), limits, guard })
 }
 
 async fn send(request: Request<Body>) -> (StatusCode, HeaderMap, Vec<u8>) {

@@ -12,7 +12,7 @@ use crate::{
 };
 use serde_json::json;
 use store::{api_key, invitation};
-use types::{KeyId, Name, Role, TenantId};
+use types::{Instant, KeyId, Name, Role, TenantId};
 
 pub use store::api_key::ApiKeyRow;
 
@@ -35,11 +35,16 @@ pub async fn create(
     tenant: Option<TenantId>,
     name: Name,
     role: Role,
+    expires_at: Option<Instant>,
 ) -> Result<NewKey, AppError> {
     caller.require(&MANAGERS)?;
     let tenant_id = caller.tenant_or_platform(tenant)?;
     if let Some(rule) = role_fault(tenant_id, role) {
         return Err(AppError::invalid("role", rule));
+    }
+    let now = app.clock.now();
+    if expires_at.is_some_and(|end| end <= now) {
+        return Err(AppError::invalid("expires_at", "must lie in the future"));
     }
     let minted = credential::mint(CredentialKind::ApiKey);
     let row = ApiKeyRow {
@@ -49,7 +54,9 @@ pub async fn create(
         role,
         prefix: minted.prefix,
         hash: minted.hash,
-        created_at: app.clock.now(),
+        created_at: now,
+        expires_at,
+        last_used_at: None,
         revoked_at: None,
     };
     let mut tx = app.store.begin("api_key.create", scope_of(tenant_id)).await?;
@@ -61,7 +68,7 @@ pub async fn create(
         tenant: tenant_id,
         action: "key.create",
         object: row.key_id.to_string(),
-        detail: json!({"name": row.name, "role": row.role, "prefix": row.prefix}),
+        detail: json!({"name": row.name, "role": row.role, "prefix": row.prefix, "expires_at": row.expires_at}),
     };
     audit::record(app, &mut tx, caller, change).await?;
     tx.commit().await?;
@@ -108,6 +115,6 @@ pub async fn revoke(app: &App, caller: &Caller, key_id: KeyId) -> Result<ApiKeyR
     };
     audit::record(app, &mut tx, caller, change).await?;
     tx.commit().await?;
-    app.sessions.credentials().forget(known_as(CredentialKind::ApiKey, &row.prefix).as_str());
+    app.sessions.credentials().put(known_as(CredentialKind::ApiKey, &row.prefix), None);
     Ok(ApiKeyRow { revoked_at: row.revoked_at.or(Some(now)), ..row })
 }

@@ -4,6 +4,7 @@ use crate::{
     App,
     credential::{CredentialKind, Presented},
     error::AppError,
+    node_refusal::{self, RefusalReason},
     oidc,
     principal::{Actor, Principal},
     session,
@@ -12,6 +13,14 @@ use store::{Scope, api_key, node_credential, user};
 use types::{Role, SessionId, TenantId, UserId};
 
 const REVOKED: AppError = AppError::Unauthenticated("the credential is unknown or revoked");
+const SUPERSEDED: AppError = AppError::Unauthenticated(
+    "the credential was replaced by a newer one, which is in use: this host's state is a copy or was set back; let it join \
+     again",
+);
+/// What is compared with where there is no such credential: nobody has a secret with this hash.
+const NOBODYS: [u8; 32] = [0; 32];
+/// The use of a key is noted at most this often, in milliseconds.
+const USE_NOTED_EVERY_MS: i64 = 300_000;
 
 /// Whoever a bearer credential belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,15 +71,25 @@ impl App {
         let presented = Presented::parse(bearer).ok_or(AppError::Unauthenticated("the credential is malformed"))?;
         let known_as = known_as(presented.kind, &presented.prefix);
         let recent = self.sessions.credentials().get(known_as.as_str());
-        let (principal, hash) = match recent {
-            Some(known) => known,
-            None => {
-                let known = self.machine(&presented).await?;
-                self.sessions.credentials().put(known_as, known.clone());
-                known
+        if let Some(Some((principal, hash))) = recent
+            && presented.matches(&hash)
+        {
+            return Ok(principal);
+        }
+        // whatever is wrong with it costs one look into the database, so that no time tells which prefixes exist
+        metrics::counter!("gpuledger_credential_looks_total").increment(1);
+        let principal = match presented.kind {
+            CredentialKind::ApiKey => self.key(&presented).await?,
+            CredentialKind::Node => self.node(&presented).await?,
+            CredentialKind::JoinToken => {
+                return Err(AppError::Unauthenticated("a join token lets a node join and nothing else"));
+            }
+            CredentialKind::Invitation => {
+                return Err(AppError::Unauthenticated("an invitation makes an account and nothing else"));
             }
         };
-        if presented.matches(&hash) { Ok(principal) } else { Err(REVOKED) }
+        self.sessions.credentials().keep(known_as, Some((principal.clone(), presented.hash())));
+        Ok(principal)
     }
 
     async fn person(&self, user_id: UserId) -> Result<Principal, AppError> {
@@ -87,26 +106,39 @@ impl App {
         Ok(principal)
     }
 
-    async fn machine(&self, presented: &Presented) -> Result<(Principal, [u8; 32]), AppError> {
-        let mut tx = self.store.begin("authenticate.machine", Scope::Operator).await?;
-        match presented.kind {
-            CredentialKind::ApiKey => {
-                let key = api_key::by_prefix(&mut tx, &presented.prefix).await?;
-                let key = key.filter(|key| key.revoked_at.is_none()).ok_or(REVOKED)?;
-                Ok((principal(Actor::Key(key.key_id), key.role, key.tenant_id), key.hash))
-            }
-            CredentialKind::Node => {
-                let known = node_credential::by_prefix(&mut tx, &presented.prefix).await?;
-                let known = known.filter(|known| known.is_valid).ok_or(REVOKED)?;
-                Ok((Principal::Node { node: known.node_id, pool: known.pool_id }, known.hash))
-            }
-            CredentialKind::JoinToken => {
-                Err(AppError::Unauthenticated("a join token lets a node join and nothing else"))
-            }
-            CredentialKind::Invitation => {
-                Err(AppError::Unauthenticated("an invitation makes an account and nothing else"))
-            }
+    async fn key(&self, presented: &Presented) -> Result<Principal, AppError> {
+        let now = self.clock.now();
+        let mut tx = self.store.begin("authenticate.key", Scope::Operator).await?;
+        let key = api_key::by_prefix(&mut tx, &presented.prefix).await?;
+        let hash = key.as_ref().map_or(&NOBODYS, |key| &key.hash);
+        let is_right = presented.matches(hash);
+        let key = key
+            .filter(|key| is_right && key.revoked_at.is_none() && key.expires_at.is_none_or(|end| now < end))
+            .ok_or(REVOKED)?;
+        if key.last_used_at.is_none_or(|last| now.since(last) >= USE_NOTED_EVERY_MS) {
+            api_key::set_last_used(&mut tx, key.key_id, now).await?;
+            tx.commit().await?;
         }
+        Ok(principal(Actor::Key(key.key_id), key.role, key.tenant_id))
+    }
+
+    async fn node(&self, presented: &Presented) -> Result<Principal, AppError> {
+        let now = self.clock.now();
+        let mut tx = self.store.begin("authenticate.node", Scope::Operator).await?;
+        let known = node_credential::by_prefix(&mut tx, &presented.prefix).await?;
+        let hash = known.as_ref().map_or(&NOBODYS, |known| &known.hash);
+        let is_right = presented.matches(hash);
+        let known = known.filter(|known| is_right && known.is_valid).ok_or(REVOKED)?;
+        if known.superseded_at.is_some_and(|since| now.since(since) >= crate::node_credential::OVERLAP_MS) {
+            drop(tx);
+            node_refusal::note(self, known.node_id, known.pool_id, RefusalReason::SupersededCredential).await;
+            return Err(SUPERSEDED);
+        }
+        if known.first_used_at.is_none() && known.superseded_at.is_none() {
+            node_credential::use_first(&mut tx, known.credential_id, known.node_id, now).await?;
+            tx.commit().await?;
+        }
+        Ok(Principal::Node { node: known.node_id, pool: known.pool_id })
     }
 }
 

@@ -90,6 +90,12 @@ impl Presented {
         Some(Self { kind, prefix: prefix.to_owned(), hash: Sha256::digest(secret).into() })
     }
 
+    /// The SHA-256 of the secret.
+    #[must_use]
+    pub const fn hash(&self) -> [u8; 32] {
+        self.hash
+    }
+
     /// Whether it is the secret that was stored, in a time that does not depend on how much of it is right.
     #[must_use]
     pub fn matches(&self, stored: &[u8; 32]) -> bool {

@@ -8,6 +8,7 @@ use store::{
     Scope,
     doctor::{self, Series, Server},
     migrate,
+    node_refusal::RefusalReason,
 };
 use types::Span;
 
@@ -104,6 +105,7 @@ pub async fn examine(app: &App, url: &str) -> Vec<Finding> {
         ("operators", within(operators(app)).await),
         ("leadership", within(leadership(app)).await),
         ("nodes", within(nodes(app)).await),
+        ("copies", within(copies(app)).await),
         ("tasks", within(tasks(app)).await),
         ("balance", within(hours(app)).await),
         ("invoices", within(invoices(app)).await),
@@ -288,6 +290,34 @@ async fn nodes(app: &App) -> Result<Vec<Finding>, AppError> {
                 "nodes",
                 format!("node {} of pool {} {since}", node.hostname, node.pool),
                 "look at `gpuledger agent` on that host, or remove the node if it is gone for good",
+            )
+        })
+        .collect())
+}
+
+async fn copies(app: &App) -> Result<Vec<Finding>, AppError> {
+    let since = app.clock.now().plus_secs(-86_400);
+    let mut tx = app.store.begin("doctor.copies", Scope::Operator).await?;
+    let refused = doctor::refused_nodes(&mut tx, since).await?;
+    if refused.is_empty() {
+        return Ok(vec![Finding::good("copies", "nothing that held a node's credential was refused in the last day")]);
+    }
+    Ok(refused
+        .into_iter()
+        .map(|node| {
+            let what = match node.reason {
+                RefusalReason::AnotherAgentReports => "another boot or run of its agent reported while the first lived",
+                RefusalReason::FormerBoot => "a boot that is over reported",
+                RefusalReason::SupersededCredential => "a credential that was replaced was used",
+            };
+            Finding::problem(
+                "copies",
+                format!(
+                    "node {} of pool {}: {what}, {} times, last at {}",
+                    node.hostname, node.pool, node.times, node.last_at
+                ),
+                "find the host that was copied from it (its agent's log says that it is refused), and let it join as a node of \
+                 its own; if you do not know it, revoke the node's credential and let the node join again",
             )
         })
         .collect())

@@ -16,6 +16,7 @@ pub mod invoice;
 pub mod join_token;
 pub mod node;
 pub mod node_credential;
+pub mod node_refusal;
 pub mod oidc;
 pub mod password;
 pub mod plan;
@@ -61,6 +62,8 @@ pub struct App {
     pub schedulers: Schedulers,
     /// Months whose table of readings is known to exist, counted from year 0.
     months: std::sync::Arc<std::sync::Mutex<std::collections::BTreeSet<i32>>>,
+    /// What was refused of nodes and is not stored yet.
+    refusals: node_refusal::Refusals,
 }
 
 /// Where the random part of ids and keys comes from.
@@ -106,7 +109,8 @@ impl App {
     /// What every use case works with, not yet scheduling any pool.
     #[must_use]
     pub fn new(store: Store, clock: Clock, random: Random, sessions: Sessions, schedulers: Schedulers) -> Self {
-        Self { store, clock, random, sessions, oidc: Oidc::default(), schedulers, months: std::sync::Arc::default() }
+        let (months, refusals, oidc) = Default::default();
+        Self { store, clock, random, sessions, oidc, schedulers, months, refusals }
     }
 
     /// The same, also for people of other token issuers.

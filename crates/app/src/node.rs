@@ -4,7 +4,7 @@ use crate::{
     App, Caller,
     audit::{self, Change},
     error::AppError,
-    join_token, node_credential,
+    join_token, node_credential, node_refusal,
     principal::Principal,
     scheduler::{Answer, Command, GpuView, NodeView, PoolView},
 };
@@ -19,12 +19,24 @@ use types::{
 pub use store::{
     gpu::GpuRow,
     node::{NodeRow, NodeState},
+    node_refusal::NodeRefusalRow,
 };
+
+/// A node with what its pool's leader knows of it, which is absent where no leader answers, and what was refused of it.
+#[derive(Debug)]
+pub struct LiveNode {
+    pub row: NodeRow,
+    pub seen: Option<NodeView>,
+    /// The latest first.
+    pub refused: Vec<NodeRefusalRow>,
+}
 
 /// The most cards and workloads that one report may carry.
 pub const MAX_GPUS: usize = 64;
 /// See [`MAX_GPUS`].
 pub const MAX_WORKLOADS: usize = 4096;
+/// How long an agent may wait between two reports, in milliseconds.
+const REPORT_INTERVAL_MS: std::ops::RangeInclusive<u32> = 100..=60_000;
 
 /// A host joins the pool of its one-time token. A host that joined before, known by its machine id, keeps its id and gets
 /// a new credential; the former ones end.
@@ -50,6 +62,8 @@ pub async fn join(app: &App, join: &Join) -> Result<Joined, AppError> {
         boot_id: None,
         last_heard: None,
         joined_at: app.clock.now(),
+        run: None,
+        rotate_asked_at: None,
     };
     let node_id = node::join(&mut tx, &row).await?;
     let credential = node_credential::renew(app, &mut tx, node_id).await?;
@@ -85,18 +99,26 @@ pub async fn report(app: &App, caller: &Caller, report: NodeReport) -> Result<No
     if uuids.windows(2).any(|pair| pair[0] == pair[1]) {
         return Err(AppError::invalid("gpus", "must not name a GPU twice"));
     }
+    if report.run.is_some_and(|run| !REPORT_INTERVAL_MS.contains(&run.report_interval_ms)) {
+        let (least, most) = (REPORT_INTERVAL_MS.start(), REPORT_INTERVAL_MS.end());
+        return Err(AppError::invalid("run.report_interval_ms", format!("must be {least} to {most}")));
+    }
     let command = Command::Report(node, Box::new(report));
     let answer = match app.ask(pool, command.clone()).await {
         // it joined while another server led
         Err(AppError::NotFound("node")) => {
             app.ask(pool, Command::NodeJoined(node)).await?;
-            app.ask(pool, command).await?
+            app.ask(pool, command).await
         }
-        other => other?,
+        other => other,
     };
     match answer {
-        Answer::Orders(orders) => Ok(orders),
-        other => Err(AppError::Internal(format!("the scheduler answered {other:?}"))),
+        Ok(Answer::Orders(orders)) => Ok(orders),
+        Ok(other) => Err(AppError::Internal(format!("the scheduler answered {other:?}"))),
+        Err(error) => {
+            node_refusal::note_error(app, node, pool, &error).await;
+            Err(error)
+        }
     }
 }
 
@@ -162,7 +184,7 @@ pub async fn gpus(
     Ok(gpu::page(&mut tx, pool, node, after, limit).await?)
 }
 
-/// A page of nodes, each with what its pool's leader knows of it; that is absent where no leader answers here.
+/// A page of nodes, each with what its pool's leader knows of it and what was refused of it.
 ///
 /// # Errors
 /// [`AppError::Forbidden`] for tenants.
@@ -172,16 +194,19 @@ pub async fn list_live(
     pool: Option<PoolId>,
     after: Option<NodeId>,
     limit: i64,
-) -> Result<Vec<(NodeRow, Option<NodeView>)>, AppError> {
+) -> Result<Vec<LiveNode>, AppError> {
     let rows = list(app, caller, pool, after, limit).await?;
+    let ids: Vec<NodeId> = rows.iter().map(|row| row.node_id).collect();
+    let mut refused = node_refusal::of(app, &ids).await?;
     let looks = looks(app, rows.iter().map(|row| row.pool_id)).await?;
     let mut seen: BTreeMap<NodeId, NodeView> =
         looks.into_iter().flat_map(|look| look.nodes).map(|node| (node.node_id, node)).collect();
     Ok(rows
         .into_iter()
-        .map(|row| {
-            let now = seen.remove(&row.node_id);
-            (row, now)
+        .map(|row| LiveNode {
+            seen: seen.remove(&row.node_id),
+            refused: refused.remove(&row.node_id).unwrap_or_default(),
+            row,
         })
         .collect())
 }
@@ -190,11 +215,21 @@ pub async fn list_live(
 ///
 /// # Errors
 /// As [`get`].
-pub async fn get_live(app: &App, caller: &Caller, node_id: NodeId) -> Result<(NodeRow, Option<NodeView>), AppError> {
+pub async fn get_live(app: &App, caller: &Caller, node_id: NodeId) -> Result<LiveNode, AppError> {
     let row = get(app, caller, node_id).await?;
+    live(app, row).await
+}
+
+/// A node's row, with what its pool's leader knows of it and what was refused of it.
+///
+/// # Errors
+/// What the database says.
+pub async fn live(app: &App, row: NodeRow) -> Result<LiveNode, AppError> {
+    let node_id = row.node_id;
+    let refused = node_refusal::of(app, &[node_id]).await?.remove(&node_id).unwrap_or_default();
     let looks = looks(app, [row.pool_id]).await?;
     let seen = looks.into_iter().flat_map(|look| look.nodes).find(|node| node.node_id == node_id);
-    Ok((row, seen))
+    Ok(LiveNode { row, seen, refused })
 }
 
 /// A page of GPUs, each with what its pool's leader knows of it; that is absent where no leader answers here.

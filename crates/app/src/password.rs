@@ -45,6 +45,7 @@ impl Password {
 
     /// Whether it is the password behind `stored`. Takes as long where nothing is stored, and is then never right.
     pub(crate) async fn verify(self, stored: Option<String>) -> Result<bool, AppError> {
+        metrics::counter!("gpuledger_password_checks_total").increment(1);
         in_turn(move || {
             let nobody = NOBODY.get_or_init(|| hash("nobody has this password"));
             let Some(against) = stored.as_ref().or(nobody.as_ref()) else { return false };

@@ -1,6 +1,11 @@
 //! Ingest: batches of readings in the order of their stream, each with the stream's mark in one transaction.
 
-use crate::{App, Caller, error::AppError, principal::Principal};
+use crate::{
+    App, Caller,
+    error::AppError,
+    node_refusal::{self, RefusalReason},
+    principal::Principal,
+};
 use billing::period;
 use metering::ingest::{self, Accepted, KnownPart, Sequence};
 use sha2::{Digest, Sha256};
@@ -21,9 +26,18 @@ use types::{
 ///
 /// # Errors
 /// [`AppError::Forbidden`] for anybody but a node, [`AppError::Invalid`] for a malformed batch, [`AppError::NotFound`] for
-/// another node's stream, [`AppError::SequenceGap`] out of sequence.
+/// another node's stream, [`AppError::SequenceGap`] out of sequence, [`AppError::Conflict`] `another_agent_reports` from an
+/// agent that does not speak for its node.
 pub async fn ingest(app: &App, caller: &Caller, batch: &ReadingBatch) -> Result<BatchAck, AppError> {
-    let Principal::Node { node, .. } = caller.principal else { return Err(AppError::Forbidden) };
+    let Principal::Node { node, pool } = caller.principal else { return Err(AppError::Forbidden) };
+    let result = take(app, node, batch).await;
+    if let Err(error) = &result {
+        node_refusal::note_error(app, node, pool, error).await;
+    }
+    result
+}
+
+async fn take(app: &App, node: NodeId, batch: &ReadingBatch) -> Result<BatchAck, AppError> {
     let sequence = check(batch)?;
     let now = app.clock.now();
     let skew_ms = now.since(batch.sent_at);
@@ -104,7 +118,13 @@ async fn mark(tx: &mut Tx, batch: &ReadingBatch, node: NodeId, now: Instant) -> 
         known => known,
     };
     match known {
-        Some(mark) if mark.node_id == node => Ok(mark),
+        Some(mark) if mark.node_id == node => match (mark.run_id, batch.run_id) {
+            (Some(speaks), Some(sends)) if speaks != sends => {
+                let detail = "another agent speaks for this node: its reports are taken, this one's are not";
+                Err(AppError::conflict(RefusalReason::AnotherAgentReports.name(), detail))
+            }
+            _ => Ok(mark),
+        },
         // another node's stream, or one that never began here: the latter starts at 1
         Some(_) => Err(AppError::NotFound("stream")),
         None => Err(AppError::SequenceGap { expected: 1 }),

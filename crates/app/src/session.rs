@@ -82,7 +82,7 @@ struct Inner {
     users: Recent<UserId, Principal>,
     /// Whose each session is that holds; absent for one that does not.
     holders: Recent<SessionId, Option<UserId>>,
-    credentials: Recent<String, (Principal, [u8; 32])>,
+    credentials: Recent<String, Option<(Principal, [u8; 32])>>,
 }
 
 struct Keys {
@@ -161,8 +161,8 @@ impl Sessions {
         &self.0.holders
     }
 
-    /// Keys and node credentials looked up lately, by kind and prefix.
-    pub(crate) fn credentials(&self) -> &Recent<String, (Principal, [u8; 32])> {
+    /// Keys and node credentials looked up lately, by kind and prefix; absent for one that was revoked here.
+    pub(crate) fn credentials(&self) -> &Recent<String, Option<(Principal, [u8; 32])>> {
         &self.0.credentials
     }
 

@@ -71,6 +71,7 @@ pub struct Http {
     pub in_flight: usize,
     #[serde(deserialize_with = "duration::deserialize")]
     pub drain: Duration,
+    pub trusted_proxies: Vec<api::TrustedProxy>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -108,6 +109,8 @@ pub struct Agent {
     pub sample_interval: Duration,
     #[serde(deserialize_with = "duration::deserialize")]
     pub window: Duration,
+    #[serde(deserialize_with = "duration::deserialize")]
+    pub rotate_credential: Duration,
     pub simulated: Simulated,
 }
 
@@ -193,6 +196,7 @@ impl Config {
         within("scheduler.tasks", millis(self.scheduler.tasks), 1000..=600_000, "ms");
         within("agent.report_interval", millis(self.agent.report_interval), 500..=60_000, "ms");
         within("agent.sample_interval", millis(self.agent.sample_interval), 100..=60_000, "ms");
+        within("agent.rotate_credential", self.agent.rotate_credential.as_secs(), 3600..=31_536_000, "s");
         within("agent.simulated.gpus", self.agent.simulated.gpus.into(), 1..=64, "");
         let is_postgres = |url: &SecretString| {
             ["postgres://", "postgresql://"].iter().any(|scheme| url.expose_secret().starts_with(scheme))
@@ -245,6 +249,12 @@ impl Config {
         }
     }
 
+    /// What stops whoever guesses.
+    #[must_use]
+    pub fn guard(&self) -> api::Guard {
+        api::Guard::new(self.http.trusted_proxies.clone())
+    }
+
     /// How tokens are issued.
     #[must_use]
     pub fn sessions(&self) -> SessionSettings {
@@ -292,6 +302,8 @@ impl Config {
             node_id: node.node_id,
             pool_id: node.pool_id,
             credential: node.credential,
+            credential_file: Some(self.credential_file()),
+            rotate_every: self.agent.rotate_credential,
             state_dir: self.agent.state_dir.clone(),
             socket: self.agent.socket.clone(),
             ca_file: self.agent.ca_file.clone(),

@@ -62,7 +62,7 @@ pub(crate) async fn run(config: &Config, args: ServeArgs) -> Result<(), CliError
 
     let worker = tokio::spawn(work(app.clone(), url, args, config.scheduler.tasks, stop.clone()));
     let postgres = tokio::spawn(keep_postgres(running, config.postgres(), stop.clone()));
-    let state = ApiState { app: app.clone(), metrics, limits: config.limits() };
+    let state = ApiState { app: app.clone(), metrics, limits: config.limits(), guard: config.guard() };
     serve(listener, state, config.http.drain, &stop).await?;
     stop.cancel();
 

@@ -16,6 +16,10 @@ pub struct ApiKeyRow {
     pub prefix: String,
     pub hash: [u8; 32],
     pub created_at: Instant,
+    /// Until when it is good; absent where it does not end by itself.
+    pub expires_at: Option<Instant>,
+    /// When it was last used, to within some minutes; absent where it never was.
+    pub last_used_at: Option<Instant>,
     pub revoked_at: Option<Instant>,
 }
 
@@ -27,6 +31,8 @@ struct Raw {
     prefix: String,
     hash: Vec<u8>,
     created_at: At,
+    expires_at: Option<At>,
+    last_used_at: Option<At>,
     revoked_at: Option<At>,
 }
 
@@ -40,6 +46,8 @@ impl Raw {
             hash: self.hash.try_into().map_err(|_| StoreError::corrupt("api_key", "hash", &self.prefix))?,
             prefix: self.prefix,
             created_at: self.created_at.0,
+            expires_at: self.expires_at.map(|t| t.0),
+            last_used_at: self.last_used_at.map(|t| t.0),
             revoked_at: self.revoked_at.map(|t| t.0),
         })
     }
@@ -51,8 +59,8 @@ impl Raw {
 /// The rules `api_key_prefix_is_unique`, `api_key_of_tenant` and `api_key_role_fits_tenant`.
 pub async fn insert(tx: &mut Tx, row: &ApiKeyRow) -> Result<(), StoreError> {
     sqlx::query!(
-        "insert into api_key (key_id, tenant_id, name, role, prefix, hash, created_at)
-         values ($1, $2, $3, $4, $5, $6, $7)",
+        "insert into api_key (key_id, tenant_id, name, role, prefix, hash, created_at, expires_at)
+         values ($1, $2, $3, $4, $5, $6, $7, $8)",
         row.key_id.uuid(),
         row.tenant_id.map(TenantId::uuid),
         row.name.as_str(),
@@ -60,6 +68,7 @@ pub async fn insert(tx: &mut Tx, row: &ApiKeyRow) -> Result<(), StoreError> {
         row.prefix,
         &row.hash[..],
         At(row.created_at) as _,
+        row.expires_at.map(At) as _,
     )
     .execute(tx.connection())
     .await?;
@@ -73,7 +82,8 @@ pub async fn insert(tx: &mut Tx, row: &ApiKeyRow) -> Result<(), StoreError> {
 pub async fn get(tx: &mut Tx, key: KeyId) -> Result<Option<ApiKeyRow>, StoreError> {
     sqlx::query_as!(
         Raw,
-        "select key_id, tenant_id, name, role, prefix, hash, created_at, revoked_at from api_key where key_id = $1",
+        "select key_id, tenant_id, name, role, prefix, hash, created_at, expires_at, last_used_at, revoked_at
+           from api_key where key_id = $1",
         key.uuid()
     )
     .fetch_optional(tx.connection())
@@ -89,7 +99,8 @@ pub async fn get(tx: &mut Tx, key: KeyId) -> Result<Option<ApiKeyRow>, StoreErro
 pub async fn by_prefix(tx: &mut Tx, prefix: &str) -> Result<Option<ApiKeyRow>, StoreError> {
     sqlx::query_as!(
         Raw,
-        "select key_id, tenant_id, name, role, prefix, hash, created_at, revoked_at from api_key where prefix = $1",
+        "select key_id, tenant_id, name, role, prefix, hash, created_at, expires_at, last_used_at, revoked_at
+           from api_key where prefix = $1",
         prefix
     )
     .fetch_optional(tx.connection())
@@ -110,7 +121,8 @@ pub async fn page(
 ) -> Result<Vec<ApiKeyRow>, StoreError> {
     sqlx::query_as!(
         Raw,
-        "select key_id, tenant_id, name, role, prefix, hash, created_at, revoked_at from api_key
+        "select key_id, tenant_id, name, role, prefix, hash, created_at, expires_at, last_used_at, revoked_at
+           from api_key
           where tenant_id is not distinct from $1 and ($2::uuid is null or key_id > $2) order by key_id limit $3",
         tenant.map(TenantId::uuid),
         after.map(KeyId::uuid),
@@ -121,6 +133,17 @@ pub async fn page(
     .into_iter()
     .map(Raw::parse)
     .collect()
+}
+
+/// Notes that a key is used.
+///
+/// # Errors
+/// [`StoreError::RowCount`] when there is no such key.
+pub async fn set_last_used(tx: &mut Tx, key: KeyId, now: Instant) -> Result<(), StoreError> {
+    let done = sqlx::query!("update api_key set last_used_at = $2 where key_id = $1", key.uuid(), At(now) as _)
+        .execute(tx.connection())
+        .await?;
+    StoreError::expect_rows("key used", 1, done.rows_affected())
 }
 
 /// Revokes a key; one that is revoked already keeps the first instant.

@@ -1,7 +1,7 @@
 //! What a check of a deployment looks at: the server and its roles, rights and walls, and rows that tell of trouble.
 //! Nothing here judges.
 
-use crate::{error::StoreError, tx::Tx};
+use crate::{error::StoreError, node_refusal::RefusalReason, time::At, tx::Tx};
 use sqlx::{Connection, PgConnection, Row};
 use types::{Instant, PoolId, SetAsideId};
 
@@ -206,6 +206,38 @@ pub async fn silent_nodes(tx: &mut Tx) -> Result<Vec<SilentNode>, StoreError> {
         .into_iter()
         .map(|r| SilentNode { hostname: r.hostname, pool: r.pool, last_heard: r.last_heard.map(|t| t.0) })
         .collect())
+}
+
+/// A node that was refused something lately.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedNode {
+    pub hostname: String,
+    pub pool: String,
+    pub reason: RefusalReason,
+    pub last_at: Instant,
+    pub times: i64,
+}
+
+/// What was refused of nodes since an instant, although it held their credential.
+///
+/// # Errors
+/// What the database says.
+pub async fn refused_nodes(tx: &mut Tx, since: Instant) -> Result<Vec<RefusedNode>, StoreError> {
+    let rows = sqlx::query!(
+        "select n.hostname, p.name as pool, r.reason, r.last_at, r.times
+           from node_refusal r join node n using (node_id) join pool p using (pool_id)
+          where r.last_at >= $1 order by r.last_at desc, n.hostname",
+        At(since) as _
+    )
+    .fetch_all(tx.connection())
+    .await?;
+    rows.into_iter()
+        .map(|r| {
+            let reason = RefusalReason::from_name(&r.reason)
+                .ok_or_else(|| StoreError::corrupt("node_refusal", "reason", &r.reason))?;
+            Ok(RefusedNode { hostname: r.hostname, pool: r.pool, reason, last_at: r.last_at.0, times: r.times })
+        })
+        .collect()
 }
 
 /// A place of a series and the invoice that stands there.

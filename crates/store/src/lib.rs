@@ -21,6 +21,7 @@ pub mod membership;
 pub mod migrate;
 pub mod node;
 pub mod node_credential;
+pub mod node_refusal;
 pub mod part;
 pub mod period;
 pub mod plan;

@@ -1,7 +1,7 @@
 //! Nodes, and the journal of when each was heard from.
 
 use crate::{error::StoreError, time::At, tx::Tx};
-use types::{Instant, NodeId, PoolId};
+use types::{Instant, NodeId, PoolId, RunId};
 use uuid::Uuid;
 
 /// A host as the ledger knows it.
@@ -16,6 +16,18 @@ pub struct NodeRow {
     pub boot_id: Option<String>,
     pub last_heard: Option<Instant>,
     pub joined_at: Instant,
+    /// Which run of the agent speaks for it; absent since it joined, and for agents that do not say.
+    pub run: Option<NodeRun>,
+    /// Since when an operator wants its credential renewed.
+    pub rotate_asked_at: Option<Instant>,
+}
+
+/// A run of a node's agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeRun {
+    pub run_id: RunId,
+    /// How long it waits between two reports at most: at least 1.
+    pub report_interval_ms: i32,
 }
 
 /// What an operator said of a node.
@@ -58,6 +70,9 @@ struct Raw {
     boot_id: Option<String>,
     last_heard: Option<At>,
     joined_at: At,
+    run_id: Option<Uuid>,
+    report_interval_ms: Option<i32>,
+    rotate_asked_at: Option<At>,
 }
 
 impl Raw {
@@ -71,12 +86,17 @@ impl Raw {
             boot_id: self.boot_id,
             last_heard: self.last_heard.map(|t| t.0),
             joined_at: self.joined_at.0,
+            run: self
+                .run_id
+                .zip(self.report_interval_ms)
+                .map(|(run, interval)| NodeRun { run_id: run.into(), report_interval_ms: interval }),
+            rotate_asked_at: self.rotate_asked_at.map(|t| t.0),
         })
     }
 }
 
 /// A node that joined. When the machine was known, its row takes the new host name and comes back; its id stays, so a
-/// renamed host is the same node.
+/// renamed host is the same node. Whatever run of an agent and boots it had before count no more.
 ///
 /// # Errors
 /// What the database says.
@@ -84,7 +104,8 @@ pub async fn join(tx: &mut Tx, row: &NodeRow) -> Result<NodeId, StoreError> {
     let id = sqlx::query_scalar!(
         "insert into node (node_id, pool_id, hostname, machine_id, state, joined_at) values ($1, $2, $3, $4, 'active', $5)
          on conflict (machine_id) do update set hostname = excluded.hostname, pool_id = excluded.pool_id,
-            state = case when node.state = 'removed' then 'active' else node.state end
+            state = case when node.state = 'removed' then 'active' else node.state end,
+            run_id = null, report_interval_ms = null, rotate_asked_at = null
          returning node_id",
         row.node_id.uuid(),
         row.pool_id.uuid(),
@@ -94,7 +115,68 @@ pub async fn join(tx: &mut Tx, row: &NodeRow) -> Result<NodeId, StoreError> {
     )
     .fetch_one(tx.connection())
     .await?;
+    sqlx::query!("delete from node_boot where node_id = $1", id).execute(tx.connection()).await?;
     Ok(id.into())
+}
+
+/// Sets which run of its agent speaks for a node.
+///
+/// # Errors
+/// [`StoreError::RowCount`] when there is no such node.
+pub async fn set_run(tx: &mut Tx, node: NodeId, run: Option<NodeRun>) -> Result<(), StoreError> {
+    let done = sqlx::query!(
+        "update node set run_id = $2, report_interval_ms = $3 where node_id = $1",
+        node.uuid(),
+        run.map(|run| run.run_id.uuid()),
+        run.map(|run| run.report_interval_ms)
+    )
+    .execute(tx.connection())
+    .await?;
+    StoreError::expect_rows("node run", 1, done.rows_affected())
+}
+
+/// Remembers boots of nodes; one that is known stays as it is.
+///
+/// # Errors
+/// What the database says.
+pub async fn insert_boots(tx: &mut Tx, boots: &[(NodeId, String)], now: Instant) -> Result<(), StoreError> {
+    let (nodes, ids): (Vec<Uuid>, Vec<String>) = boots.iter().map(|(node, boot)| (node.uuid(), boot.clone())).unzip();
+    sqlx::query!(
+        "insert into node_boot (node_id, boot_id, first_heard)
+         select r.*, $3 from unnest($1::uuid[], $2::text[]) as r on conflict do nothing",
+        &nodes,
+        &ids,
+        At(now) as _
+    )
+    .execute(tx.connection())
+    .await?;
+    Ok(())
+}
+
+/// Whether a node was ever in this boot since it joined.
+///
+/// # Errors
+/// What the database says.
+pub async fn knows_boot(tx: &mut Tx, node: NodeId, boot: &str) -> Result<bool, StoreError> {
+    let known = sqlx::query_scalar!(
+        r#"select exists (select from node_boot where node_id = $1 and boot_id = $2) as "known!""#,
+        node.uuid(),
+        boot
+    )
+    .fetch_one(tx.connection())
+    .await?;
+    Ok(known)
+}
+
+/// Asks a node to renew its credential, or takes that back.
+///
+/// # Errors
+/// [`StoreError::RowCount`] when there is no such node.
+pub async fn set_rotate_asked(tx: &mut Tx, node: NodeId, since: Option<Instant>) -> Result<(), StoreError> {
+    let done = sqlx::query!("update node set rotate_asked_at = $2 where node_id = $1", node.uuid(), since.map(At) as _)
+        .execute(tx.connection())
+        .await?;
+    StoreError::expect_rows("node", 1, done.rows_affected())
 }
 
 /// The pool of a machine that has joined before.
@@ -115,7 +197,8 @@ pub async fn pool_of_machine(tx: &mut Tx, machine_id: &str) -> Result<Option<(Po
 pub async fn get(tx: &mut Tx, node: NodeId) -> Result<Option<NodeRow>, StoreError> {
     sqlx::query_as!(
         Raw,
-        "select node_id, pool_id, hostname, machine_id, state, boot_id, last_heard, joined_at from node where node_id = $1",
+        "select node_id, pool_id, hostname, machine_id, state, boot_id, last_heard, joined_at, run_id, report_interval_ms,
+                rotate_asked_at from node where node_id = $1",
         node.uuid()
     )
     .fetch_optional(tx.connection())
@@ -136,7 +219,8 @@ pub async fn page(
 ) -> Result<Vec<NodeRow>, StoreError> {
     sqlx::query_as!(
         Raw,
-        "select node_id, pool_id, hostname, machine_id, state, boot_id, last_heard, joined_at from node
+        "select node_id, pool_id, hostname, machine_id, state, boot_id, last_heard, joined_at, run_id, report_interval_ms,
+                rotate_asked_at from node
           where ($1::uuid is null or pool_id = $1) and ($2::uuid is null or node_id > $2) order by node_id limit $3",
         pool.map(PoolId::uuid),
         after.map(NodeId::uuid),

@@ -3,8 +3,8 @@
 use crate::{error::StoreError, time::At, tx::Tx};
 use rust_decimal::Decimal;
 use types::{
-    AllocationId, ByteMillis, Bytes, GpuId, Instant, NodeId, PartId, ProjectId, ReadingId, Span, StreamId, TenantId,
-    wire::Quality,
+    AllocationId, ByteMillis, Bytes, GpuId, Instant, NodeId, PartId, ProjectId, ReadingId, RunId, Span, StreamId,
+    TenantId, wire::Quality,
 };
 use uuid::Uuid;
 
@@ -251,6 +251,8 @@ pub struct Mark {
     pub node_id: NodeId,
     pub sequence: i64,
     pub head_hash: Vec<u8>,
+    /// Which run of the agent speaks for the node; absent where none said.
+    pub run_id: Option<RunId>,
 }
 
 /// Locks a stream's mark; `None` for a stream that is not known.
@@ -258,11 +260,19 @@ pub struct Mark {
 /// # Errors
 /// What the database says.
 pub async fn lock_mark(tx: &mut Tx, stream: StreamId) -> Result<Option<Mark>, StoreError> {
-    let row =
-        sqlx::query!("select node_id, sequence, head_hash from stream where stream_id = $1 for update", stream.uuid())
-            .fetch_optional(tx.connection())
-            .await?;
-    Ok(row.map(|r| Mark { node_id: r.node_id.into(), sequence: r.sequence, head_hash: r.head_hash }))
+    let row = sqlx::query!(
+        "select s.node_id, s.sequence, s.head_hash, n.run_id from stream s join node n using (node_id)
+          where s.stream_id = $1 for update of s",
+        stream.uuid()
+    )
+    .fetch_optional(tx.connection())
+    .await?;
+    Ok(row.map(|r| Mark {
+        node_id: r.node_id.into(),
+        sequence: r.sequence,
+        head_hash: r.head_hash,
+        run_id: r.run_id.map(RunId::from),
+    }))
 }
 
 /// Makes a new stream known, before its first batch. Of two that do so at once, one waits and then finds it.

@@ -3,7 +3,7 @@
 use crate::{
     bytes::{ByteMillis, Bytes},
     gpu::{GpuModel, GpuUuid},
-    id::{AllocationId, GpuId, NodeId, PartId, PoolId, ProjectId, StreamId, TenantId},
+    id::{AllocationId, GpuId, NodeId, PartId, PoolId, ProjectId, RunId, StreamId, TenantId},
     name::Name,
     span::Instant,
 };
@@ -46,12 +46,43 @@ pub struct Joined {
     pub credential: String,
 }
 
+/// A node's new credential. The one that asked for it stays good until this one is first used.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct RotatedCredential {
+    /// Shown once.
+    pub credential: String,
+}
+
+impl std::fmt::Debug for RotatedCredential {
+    /// Without the credential.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RotatedCredential").finish_non_exhaustive()
+    }
+}
+
+/// One run of a node's agent, by which two that run at once are told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AgentRun {
+    /// Made anew each time the agent starts.
+    pub run_id: RunId,
+    /// The run that had the agent's state before, which is locked while a run lives; absent at the first start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follows: Option<RunId>,
+    /// How long this run waits between two reports at most, in milliseconds: 100 to 60,000.
+    #[schema(minimum = 100, maximum = 60_000)]
+    pub report_interval_ms: u32,
+}
+
 /// A sign of life of a node, sent every few seconds and at once after each change that it saw.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeReport {
     /// Differs after each boot of the host: the text of /proc/sys/kernel/random/boot_id.
     pub boot_id: Name,
+    /// Which run of the agent sends this; agents older than this field send none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<AgentRun>,
     /// The node's clock when it sent this.
     pub sent_at: Instant,
     /// Every card of the node.
@@ -83,6 +114,10 @@ pub struct NodeOrders {
     pub server_time: Instant,
     /// Held and active parts on this node.
     pub parts: Vec<PartOrder>,
+    /// Whether the node is to get itself a new credential now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub rotate_credential: bool,
 }
 
 /// One part that lives on the node.
@@ -163,6 +198,9 @@ pub struct Reading {
 #[serde(deny_unknown_fields)]
 pub struct ReadingBatch {
     pub stream_id: StreamId,
+    /// Which run of the agent sends this; agents older than this field send none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_id: Option<RunId>,
     /// 1 for the first batch of a stream, then each one more.
     #[schema(minimum = 1)]
     pub sequence: u64,

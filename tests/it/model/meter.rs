@@ -108,6 +108,7 @@ impl History {
         if self.rng.random_bool(0.1) {
             let ahead = ReadingBatch {
                 stream_id: self.hosts[host].stream,
+                run_id: None,
                 sequence: self.hosts[host].sequence + 2,
                 sent_at,
                 readings: rows.clone(),

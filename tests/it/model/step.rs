@@ -251,6 +251,7 @@ impl History {
         }
         let report = NodeReport {
             boot_id: self.hosts[host].boot.clone(),
+            run: self.hosts[host].run,
             sent_at: self.now(),
             gpus: said
                 .in_use

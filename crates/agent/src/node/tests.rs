@@ -32,7 +32,12 @@ fn order(n: u128, since: Option<i64>) -> PartOrder {
 }
 
 fn orders(server_time: i64, parts: &[PartOrder]) -> NodeOrders {
-    NodeOrders { node_id: NodeId(Uuid::nil()), server_time: at(server_time), parts: parts.to_vec() }
+    NodeOrders {
+        node_id: NodeId(Uuid::nil()),
+        server_time: at(server_time),
+        parts: parts.to_vec(),
+        rotate_credential: false,
+    }
 }
 
 fn card(n: u8, users: Users) -> Card {

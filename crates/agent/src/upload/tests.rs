@@ -9,8 +9,8 @@ use tokio::{
     sync::{Notify, watch},
 };
 use types::{
-    Bytes, Clock, Instant, PartId, StreamId,
-    wire::{Quality, Reading},
+    Bytes, Clock, Instant, PartId, RunId, StreamId,
+    wire::{AgentRun, Quality, Reading},
 };
 use uuid::Uuid;
 
@@ -38,11 +38,14 @@ fn shared(folder: &Path) -> Arc<Shared> {
         spool: Mutex::new(Spool::open(&state.path("spool"), stream, 1 << 20).unwrap()),
         clock,
         state,
+        run: AgentRun { run_id: RunId(Uuid::nil()), follows: None, report_interval_ms: 1000 },
         spooling: tokio::sync::Mutex::new(()),
+        rotate_now: Notify::new(),
         report_now: Notify::new(),
         sample_now: Notify::new(),
         upload_now: Notify::new(),
         orders_seen: watch::Sender::new(0),
+        heard: std::sync::atomic::AtomicBool::new(false),
     })
 }
 

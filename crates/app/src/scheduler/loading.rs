@@ -26,6 +26,7 @@ pub(super) async fn load(tx: &mut Tx, pool: PoolId, lease: Lease, now: Instant) 
                 silent: last.is_some_and(|p| !p.present),
                 reported: recently && leaderless_ms <= silence_ms,
                 presence_sequence: last.map_or(0, |p| p.sequence),
+                succession: None,
                 row,
             };
             (node.row.node_id, node)
@@ -53,6 +54,7 @@ pub(super) async fn load(tx: &mut Tx, pool: PoolId, lease: Lease, now: Instant) 
         fresh_nodes: BTreeSet::new(),
         id_counter: 0,
         elsewhere: BTreeSet::new(),
+        former_boots: BTreeSet::new(),
         pool,
     };
     for row in store::gpu::page(tx, Some(state.pool.pool_id), None, None, i64::MAX).await? {
@@ -114,12 +116,33 @@ pub(super) async fn node(tx: &mut Tx, state: &mut PoolState, node: NodeId) -> Re
         Some(known) => {
             known.row.hostname = row.hostname;
             known.row.state = row.state;
+            known.row.run = row.run;
+            known.row.rotate_asked_at = row.rotate_asked_at;
         }
         None => {
             let silent = last.is_some_and(|p| !p.present);
-            let node = Node { row, silent, reported: false, presence_sequence: last.map_or(0, |p| p.sequence) };
+            let presence_sequence = last.map_or(0, |p| p.sequence);
+            let node = Node { row, silent, reported: false, presence_sequence, succession: None };
             state.nodes.insert(node.row.node_id, node);
         }
+    }
+    // a join lets every boot begin anew
+    state.former_boots.retain(|(of, _)| *of != node);
+    Ok(())
+}
+
+/// Learns whether a report comes from a boot that is over.
+pub(super) async fn former_boot(
+    tx: &mut Tx,
+    state: &mut PoolState,
+    node: NodeId,
+    report: &NodeReport,
+) -> Result<(), AppError> {
+    let boot = report.boot_id.as_str();
+    let is_another =
+        state.nodes.get(&node).is_some_and(|n| n.row.boot_id.as_deref().is_some_and(|known| known != boot));
+    if is_another && store::node::knows_boot(tx, node, boot).await? {
+        state.former_boots.insert((node, boot.to_owned()));
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use super::{
     Answer,
     batch::Batch,
+    speaker::Speaker,
     state::{Card, Node},
 };
 use crate::{error::AppError, principal::Actor};
@@ -25,14 +26,14 @@ impl Batch<'_> {
         if node.row.state == NodeState::Removed {
             return Err(AppError::Forbidden);
         }
-        let known_boot = node.row.boot_id.clone();
-        let rebooted = known_boot.as_ref().is_some_and(|boot| boot != report.boot_id.as_str());
-        if rebooted {
+        let speaker = self.speaker(node_id, report)?;
+        if speaker == Speaker::Rebooted {
             self.end_all_on(node_id, Cause::NodeRebooted)?;
         }
+        self.let_speak(node_id, report, speaker)?;
         self.hear(node_id, report.boot_id.as_str())?;
         for gpu in &report.gpus {
-            self.report_gpu(node_id, gpu, rebooted || known_boot.is_none())?;
+            self.report_gpu(node_id, gpu, matches!(speaker, Speaker::First | Speaker::Rebooted))?;
         }
         self.mark_missing(node_id, report);
         self.refresh_service(node_id)?;
@@ -63,6 +64,7 @@ impl Batch<'_> {
             && !node.silent
             && node.row.state != NodeState::Removed
             && node.row.boot_id.as_deref() == Some(report.boot_id.as_str())
+            && node.row.run.map(|run| run.run_id) == report.run.map(|run| run.run_id)
             && cards == report.gpus.len()
             && report.gpus.iter().all(|gpu| self.is_as_known(node_id, gpu))
             && report.exited.is_empty()
@@ -84,7 +86,7 @@ impl Batch<'_> {
             && (self.state.queue.is_empty() || strangers <= seen.and_then(|seen| unattributed(seen, gpu)))
     }
 
-    fn node(&self, node: NodeId) -> Result<&Node, AppError> {
+    pub(super) fn node(&self, node: NodeId) -> Result<&Node, AppError> {
         self.state.nodes.get(&node).ok_or(AppError::NotFound("node"))
     }
 
@@ -233,7 +235,8 @@ impl Batch<'_> {
                 })
             })
             .collect();
-        NodeOrders { node_id, server_time: self.state.time, parts }
+        let rotate_credential = self.state.nodes.get(&node_id).is_some_and(|node| node.row.rotate_asked_at.is_some());
+        NodeOrders { node_id, server_time: self.state.time, parts, rotate_credential }
     }
 
     /// Ends everything on a node: active workloads are lost, metered to their last sign of life; holds expire.

@@ -276,7 +276,10 @@ impl Loop {
                 Command::Renew(id, _) if rest.is_empty() && !memory.meter_stands(*id) => {
                     memory.apply(&pending.command, pending.at)
                 }
-                Command::Report(node, report) if rest.is_empty() && memory.is_routine(*node, report) => {
+                Command::Report(node, report)
+                    if rest.is_empty()
+                        && (memory.is_routine(*node, report) || memory.is_anothers(*node, report, pending.at)) =>
+                {
                     memory.apply(&pending.command, pending.at)
                 }
                 _ => {
@@ -299,7 +302,10 @@ impl Loop {
         for (command, _) in commands {
             match command {
                 Command::NodeJoined(node) => loading::node(&mut tx, state, *node).await?,
-                Command::Report(node, report) => loading::cards_from_elsewhere(&mut tx, state, *node, report).await?,
+                Command::Report(node, report) => {
+                    loading::former_boot(&mut tx, state, *node, report).await?;
+                    loading::cards_from_elsewhere(&mut tx, state, *node, report).await?;
+                }
                 Command::Reconsider => {
                     if let Some(pool) = store::pool::get(&mut tx, self.pool).await? {
                         state.pool = pool;

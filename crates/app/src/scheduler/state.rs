@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use store::{
     allocation::AllocationRow,
     gpu::GpuRow,
-    node::{NodeRow, NodeState},
+    node::{NodeRow, NodeRun, NodeState},
     part::PartRow,
     pool::PoolRow,
 };
-use types::{AllocationId, AllocationState, Bytes, GpuId, Instant, NodeId, TenantId};
+use types::{AllocationId, AllocationState, Bytes, GpuId, Instant, NodeId, RunId, TenantId};
 
 /// The open state of a pool.
 #[derive(Debug)]
@@ -38,6 +38,8 @@ pub(super) struct PoolState {
     pub fresh_nodes: BTreeSet<NodeId>,
     /// Cards that nodes of this pool report and that belong to another pool.
     pub elsewhere: BTreeSet<types::GpuUuid>,
+    /// Boots of nodes that are over, as far as a report named one since.
+    pub former_boots: BTreeSet<(NodeId, String)>,
     /// Orders the ids made within one millisecond.
     pub id_counter: u16,
 }
@@ -50,6 +52,19 @@ pub(super) struct Node {
     /// Whether it reported to this leader, or shortly before it took over.
     pub reported: bool,
     pub presence_sequence: i64,
+    /// When its agent last took over from another run within one boot; known to this leader alone.
+    pub succession: Option<Succession>,
+}
+
+/// A run of a node's agent that took over from another one within one boot.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Succession {
+    pub former: NodeRun,
+    pub successor: RunId,
+    /// When the successor sent its first report, by the clock that both have.
+    pub at: Instant,
+    /// Whether the former one was heard from since, so that the successor was a copy.
+    pub is_void: bool,
 }
 
 /// A card and where its journals stand.

@@ -9,7 +9,7 @@ use store::{
     gpu::{Capacity, GpuRow, Occupancy},
     history::HistoryRow,
     interval::{IntervalRow, UnbilledSpan},
-    node::{NodeState, Presence},
+    node::{NodeRun, NodeState, Presence},
     part::PartRow,
     period::PeriodRow,
     quota_use::QuotaScope,
@@ -39,6 +39,10 @@ pub(super) struct Writes {
     pub presence: Vec<Presence>,
     pub heard: BTreeMap<NodeId, (Option<String>, Instant)>,
     pub node_states: BTreeMap<NodeId, NodeState>,
+    /// Nodes for which another run of the agent speaks now.
+    pub runs: BTreeMap<NodeId, Option<NodeRun>>,
+    /// Boots of nodes, those that are over and those that begin.
+    pub boots: Vec<(NodeId, String)>,
 }
 
 impl Writes {
@@ -59,6 +63,8 @@ impl Writes {
             && self.capacity.is_empty()
             && self.presence.is_empty()
             && self.node_states.is_empty()
+            && self.runs.is_empty()
+            && self.boots.is_empty()
     }
 
     /// An allocation as it stands now; the last state of a batch is the one that is written.
@@ -115,6 +121,12 @@ impl Writes {
         store::node::insert_presence(tx, &self.presence).await?;
         for (node, state) in self.node_states {
             store::node::set_state(tx, node, state).await?;
+        }
+        for (node, run) in self.runs {
+            store::node::set_run(tx, node, run).await?;
+        }
+        if !self.boots.is_empty() {
+            store::node::insert_boots(tx, &self.boots, now).await?;
         }
         let heard: Vec<_> = self.heard.into_iter().map(|(node, (boot, at))| (node, boot, at)).collect();
         store::node::set_heard(tx, &heard).await?;

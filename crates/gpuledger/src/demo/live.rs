@@ -30,6 +30,8 @@ pub fn start_agents(
     for node in nodes {
         let folder = state_dir.join(&node.hostname);
         let settings = AgentSettings {
+            credential_file: None,
+            rotate_every: Duration::from_secs(30 * 86_400),
             server_url: server_url.to_owned(),
             node_id: node.node_id,
             pool_id: node.pool_id,

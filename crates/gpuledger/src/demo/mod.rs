@@ -332,7 +332,8 @@ async fn go_live(
     let app = app(store, Clock::System, Random::System, SchedulerSettings::default());
     let loops = app.schedule_all_pools().await?;
     let local = listener.local_addr().map_err(|source| DemoError::Listen { listen: args.listen, source })?;
-    let router = api::router(api::ApiState { app: app.clone(), metrics, limits: api::HttpLimits::default() });
+    let (limits, guard) = (api::HttpLimits::default(), api::Guard::new(Vec::new()));
+    let router = api::router(api::ApiState { app: app.clone(), metrics, limits, guard });
     // the agents' last words are heard before the server closes
     let closing = CancellationToken::new();
     let served = {

@@ -146,6 +146,7 @@ impl<'a> Replay<'a> {
         for node in self.nodes {
             let report = NodeReport {
                 boot_id: self.boot_id.clone(),
+                run: None,
                 sent_at: from,
                 gpus: node.reported(),
                 alive: self.alive.get(&node.node_id).into_iter().flatten().copied().collect(),
@@ -278,7 +279,8 @@ impl<'a> Replay<'a> {
                 for chunk in readings.chunks(ReadingBatch::MAX_READINGS) {
                     next += 1;
                     let sent_at = app.clock.now();
-                    let batch = ReadingBatch { stream_id, sequence: next, sent_at, readings: chunk.to_vec() };
+                    let batch =
+                        ReadingBatch { stream_id, run_id: None, sequence: next, sent_at, readings: chunk.to_vec() };
                     let ack = reading::ingest(&app, &caller, &batch).await?;
                     if ack.set_aside > 0 {
                         tracing::warn!(set_aside = ack.set_aside, "readings of the replay were set aside");
