@@ -2,6 +2,7 @@
 
 use reqwest::{Method, header};
 use serde_json::Value;
+use std::path::Path;
 
 /// Speaks to one server, with one credential or none.
 #[derive(Debug, Clone)]
@@ -33,7 +34,21 @@ impl Client {
     /// When no HTTP client can be made on this machine.
     #[must_use]
     pub fn new(base: &str) -> Self {
-        let http = match reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build() {
+        Self::trusting(base, None)
+    }
+
+    /// The same, which trusts the certificate authority of a file alone.
+    ///
+    /// # Panics
+    /// When no HTTP client can be made on this machine, or the file is none.
+    #[must_use]
+    pub fn trusting(base: &str, ca_file: Option<&Path>) -> Self {
+        let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
+        let builder = match agent::trust::trust(builder, base, ca_file) {
+            Ok(builder) => builder,
+            Err(error) => panic!("no HTTP client: {error}"),
+        };
+        let http = match builder.build() {
             Ok(http) => http,
             Err(error) => panic!("no HTTP client: {error}"),
         };

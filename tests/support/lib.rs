@@ -18,4 +18,4 @@ pub use database_server::{DatabaseServer, URL_VARIABLE};
 pub use issuer::{AUDIENCE, CLIENT_ID, Issuer, IssuerKey};
 pub use link::Link;
 pub use seed::Seed;
-pub use server::{Server, binary};
+pub use server::{CA_FILE, Server, binary};

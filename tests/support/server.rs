@@ -26,7 +26,12 @@ pub struct Server {
     process: Child,
     url: String,
     log: PathBuf,
+    /// Whom its clients trust, where it speaks TLS.
+    ca_file: Option<PathBuf>,
 }
+
+/// The variable by which a test tells whom the clients of a server trust.
+pub const CA_FILE: &str = "GPULEDGER_CA_FILE";
 
 impl Server {
     /// Starts one on a database, on a free port, and waits until it is ready.
@@ -59,7 +64,8 @@ impl Server {
             Ok(process) => process,
             Err(error) => panic!("{}: {error}", binary().display()),
         };
-        let mut server = Self { process, url: String::new(), log };
+        let ca_file = configuration.iter().find(|(name, _)| *name == CA_FILE).map(|(_, file)| PathBuf::from(file));
+        let mut server = Self { process, url: String::new(), log, ca_file };
         let since = Instant::now();
         server.url = server.wait_for(since, "to listen", address_in).await;
         let client = server.client();
@@ -82,7 +88,7 @@ impl Server {
     /// A client of it without a credential.
     #[must_use]
     pub fn client(&self) -> Client {
-        Client::new(&self.url)
+        Client::trusting(&self.url, self.ca_file.as_deref())
     }
 
     /// Everything it has said so far.

@@ -1,5 +1,6 @@
 //! How the agent talks to the server: posts JSON, with bounds on time and size.
 
+use crate::trust::{self, TrustError};
 use serde::Serialize;
 use std::{
     path::{Path, PathBuf},
@@ -15,14 +16,11 @@ const MAX_ANSWER: usize = 8 << 20;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error("{0:?} is not the address of a server: give http:// or https:// and a host")]
-    Address(String),
-    #[error("the certificates in {path} cannot be read")]
-    CaFile {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+    /// The server's certificate does not hold.
+    #[error("{0}")]
+    Certificate(String),
     #[error("no connection to the server can be set up")]
     Setup(#[source] reqwest::Error),
     #[error("the request failed: {}", chain(.0))]
@@ -91,6 +89,7 @@ pub(crate) struct ServerClient {
     base: String,
     /// Shared by all clones: a new one is used by whoever calls next.
     credential: Option<Arc<Mutex<String>>>,
+    ca_file: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for ServerClient {
@@ -103,25 +102,13 @@ impl std::fmt::Debug for ServerClient {
 impl ServerClient {
     pub fn new(server_url: &str, ca_file: Option<&Path>) -> Result<Self, ClientError> {
         let base = server_url.trim_end_matches('/');
-        let secure = base.starts_with("https://");
-        let well_formed = reqwest::Url::parse(base).is_ok_and(|url| url.has_host());
-        if !well_formed || !(secure || base.starts_with("http://")) {
-            return Err(ClientError::Address(server_url.to_owned()));
-        }
-        let mut builder = reqwest::Client::builder()
+        let builder = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .timeout(TIMEOUT)
             // a credential is never sent on to where a redirect points
             .redirect(reqwest::redirect::Policy::none());
-        if let Some(path) = ca_file {
-            let pem = std::fs::read(path).map_err(|source| ClientError::CaFile { path: path.to_owned(), source })?;
-            let certificates = reqwest::Certificate::from_pem_bundle(&pem).map_err(ClientError::Setup)?;
-            builder = builder.tls_certs_only(certificates);
-        } else if !secure {
-            // without this, a host without any CA certificates could not even talk plain HTTP
-            builder = builder.tls_certs_only([]);
-        }
-        Ok(Self { http: builder.build().map_err(ClientError::Setup)?, base: base.to_owned(), credential: None })
+        let http = trust::trust(builder, base, ca_file)?.build().map_err(ClientError::Setup)?;
+        Ok(Self { http, base: base.to_owned(), credential: None, ca_file: ca_file.map(Path::to_owned) })
     }
 
     pub fn with_credential(mut self, credential: &str) -> Self {
@@ -160,7 +147,11 @@ impl ServerClient {
         if let Some(credential) = self.credential() {
             request = request.bearer_auth(credential);
         }
-        let mut response = request.send().await.map_err(ClientError::Transport)?;
+        let mut response =
+            request.send().await.map_err(|error| match trust::advice(&error, self.ca_file.as_deref()) {
+                Some(advice) => ClientError::Certificate(advice),
+                None => ClientError::Transport(error),
+            })?;
         let retry_after =
             response.headers().get("retry-after").and_then(|v| v.to_str().ok()?.parse().ok()).map(Duration::from_secs);
         let status = response.status().as_u16();

@@ -20,6 +20,7 @@ pub mod socket;
 pub mod source;
 pub mod spool;
 mod state;
+pub mod trust;
 mod upload;
 
 pub use client::ClientError;

@@ -1,7 +1,9 @@
 //! What handlers take from a request. Each extractor's rejection is a [`Problem`] that names the field and the rule.
 
 use crate::{
+    body::{self, HasCredential},
     layers::RequestId,
+    nul,
     problem::{FieldError, Problem},
     router::ApiState,
 };
@@ -34,11 +36,15 @@ pub struct Path<T>(pub T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        match axum::Json::<T>::from_request(request, state).await {
-            Ok(axum::Json(value)) => Ok(Self(value)),
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        let text = body::read(request).await?;
+        match axum::Json::<T>::from_bytes(&text) {
+            Ok(axum::Json(value)) => match nul::in_json(&text) {
+                Some(field) => Err(Problem::invalid(vec![FieldError { field, rule: nul::RULE.to_owned() }])),
+                None => Ok(Self(value)),
+            },
             Err(JsonRejection::JsonDataError(error)) => Err(Problem::invalid(vec![fault(&cause(&error), "body")])),
-            Err(JsonRejection::JsonSyntaxError(error)) => Err(Problem::malformed(cause(&error))),
+            Err(JsonRejection::JsonSyntaxError(error)) => Err(Problem::malformed(shortened(cause(&error)))),
             Err(other) => Err(Problem::of_status(other.status())),
         }
     }
@@ -55,7 +61,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         match axum::extract::Query::<T>::from_request_parts(parts, state).await {
-            Ok(axum::extract::Query(value)) => Ok(Self(value)),
+            Ok(axum::extract::Query(value)) => match nul::in_query(parts.uri.query().unwrap_or_default()) {
+                Some(field) => Err(Problem::invalid(vec![FieldError { field, rule: nul::RULE.to_owned() }])),
+                None => Ok(Self(value)),
+            },
             Err(QueryRejection::FailedToDeserializeQueryString(error)) => {
                 Err(Problem::invalid(vec![fault(&cause(&error), "query")]))
             }
@@ -106,6 +115,7 @@ impl FromRequestParts<ApiState> for Caller {
             Err(_) => {}
         }
         let Authenticated { principal, session } = authenticated?;
+        parts.extensions.insert(HasCredential);
         parts.extensions.insert(PresentSession(session));
         let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone());
         Ok(Self { principal, request_id })
@@ -168,8 +178,27 @@ const COMPLAINTS: [&str; 7] = [
     "duplicate field",
 ];
 
-/// Field and rule from the text of a failed deserialisation: `path: complaint at line 1 column 2`.
+/// The longest field or rule that is told; what callers send can be repeated in either.
+const LONGEST_TOLD: usize = 300;
+
+/// A text without its middle, where it is long.
+fn shortened(text: String) -> String {
+    if text.len() <= LONGEST_TOLD {
+        return text;
+    }
+    let (start, end) =
+        (text.floor_char_boundary(LONGEST_TOLD / 2), text.ceil_char_boundary(text.len() - LONGEST_TOLD / 2));
+    format!("{}…{}", &text[..start], &text[end..])
+}
+
+/// What a failed deserialisation says, in a length that can be told.
 fn fault(text: &str, whole: &str) -> FieldError {
+    let FieldError { field, rule } = field_and_rule(text, whole);
+    FieldError { field: shortened(field), rule: shortened(rule) }
+}
+
+/// Field and rule from the text of a failed deserialisation: `path: complaint at line 1 column 2`.
+fn field_and_rule(text: &str, whole: &str) -> FieldError {
     let text = text.rfind(" at line ").map_or(text, |end| &text[..end]);
     let starts_a_complaint = |text: &str| COMPLAINTS.iter().any(|c| text.starts_with(c));
     let (path, complaint) = match text.split_once(": ") {
@@ -244,6 +273,15 @@ mod tests {
             let (found_field, found_rule) = body_fault(body).await;
             assert_eq!(found_field, field, "{body}: {found_rule}");
             assert!(found_rule.contains(rule), "{body}: {found_rule}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_long_text_is_not_repeated() {
+        let digits = "9".repeat(10_000);
+        for body in [format!("{{\"name\": \"a\", \"{digits}\": 1}}"), format!("{{\"name\": \"{digits}é\"}}")] {
+            let (field, rule) = body_fault(&body).await;
+            assert!(field.len() < 400 && rule.len() < 400, "{field} {rule}");
         }
     }
 

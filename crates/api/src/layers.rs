@@ -1,13 +1,14 @@
-//! What every request passes through, from the outside in: id and error form, log line, panics, load, time, compression,
-//! and on the way in decompression before the limit on bodies, so that the limit holds for what comes out of it.
+//! What every request passes through, from the outside in: id and error form, log line, panics, the length of its URI,
+//! load, time, compression, and the bounds of its body, which [`crate::body`] keeps.
 
 use crate::{
+    body::{self, BodyLimits},
     problem::{self, Problem},
     router::ApiState,
 };
 use axum::{
     Extension, Router,
-    extract::{DefaultBodyLimit, MatchedPath, Request, State},
+    extract::{MatchedPath, Request, State},
     http::{StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
@@ -20,9 +21,8 @@ use std::{
 use tokio::sync::Semaphore;
 use tower::ServiceBuilder;
 use tower_http::{
-    catch_panic::CatchPanicLayer, compression::CompressionLayer, decompression::RequestDecompressionLayer,
-    limit::RequestBodyLimitLayer, sensitive_headers::SetSensitiveRequestHeadersLayer, timeout::TimeoutLayer,
-    trace::TraceLayer,
+    catch_panic::CatchPanicLayer, compression::CompressionLayer, sensitive_headers::SetSensitiveRequestHeadersLayer,
+    timeout::TimeoutLayer, trace::TraceLayer,
 };
 use tracing::Span;
 
@@ -64,6 +64,7 @@ pub(crate) fn around(routes: Router<ApiState>, state: &ApiState) -> Router<ApiSt
     let limits = state.limits;
     let places = Arc::new(Places::new(limits.in_flight));
     let waits = Waits(Arc::new(Semaphore::new(limits.in_flight.div_ceil(4))));
+    let bodies = BodyLimits::new(&limits);
     let trace = TraceLayer::new_for_http()
         .make_span_with(span)
         .on_request(())
@@ -76,14 +77,13 @@ pub(crate) fn around(routes: Router<ApiState>, state: &ApiState) -> Router<ApiSt
             .layer(middleware::from_fn_with_state(state.clone(), identify))
             .layer(trace)
             .layer(CatchPanicLayer::custom(panicked))
+            .layer(middleware::from_fn(move |request, next| measure_uri(limits.uri, request, next)))
             .layer(middleware::from_fn_with_state(places, shed))
             .layer(middleware::from_fn(measure))
             .layer(Extension(waits))
             .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, limits.duration))
             .layer(CompressionLayer::new())
-            .layer(RequestDecompressionLayer::new())
-            .layer(RequestBodyLimitLayer::new(limits.body))
-            .layer(DefaultBodyLimit::disable()),
+            .layer(middleware::from_fn(move |request, next| body::bound(bodies.clone(), request, next))),
     )
 }
 
@@ -123,6 +123,15 @@ async fn shed(State(places): State<Arc<Places>>, request: Request, next: Next) -
         Ok(_place) => next.run(request).await,
         Err(_) => Problem::unavailable("Too many requests are in work.").into_response(),
     }
+}
+
+/// Refuses a URI that is too long to be one of ours.
+async fn measure_uri(longest: usize, request: Request, next: Next) -> Response {
+    let uri = request.uri();
+    if uri.path().len() + uri.query().map_or(0, str::len) > longest {
+        return Problem::of_status(StatusCode::URI_TOO_LONG).into_response();
+    }
+    next.run(request).await
 }
 
 /// Counts requests by route, never by the ids in their paths.

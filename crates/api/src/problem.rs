@@ -158,6 +158,7 @@ impl Problem {
             StatusCode::NOT_FOUND => ("no_such_path", "There is no such path"),
             StatusCode::METHOD_NOT_ALLOWED => ("method_not_allowed", "The path does not take this method"),
             StatusCode::PAYLOAD_TOO_LARGE => ("body_too_large", "The body is over the limit"),
+            StatusCode::URI_TOO_LONG => ("uri_too_long", "The URI is over the limit"),
             StatusCode::UNSUPPORTED_MEDIA_TYPE => (
                 "unsupported_media_type",
                 "The body must be application/json, plain or with Content-Encoding gzip or zstd",
@@ -185,7 +186,7 @@ impl Problem {
         if parts.status == StatusCode::UNAUTHORIZED {
             parts.headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"gpuledger\""));
         }
-        if parts.status == StatusCode::PAYLOAD_TOO_LARGE {
+        if matches!(parts.status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
             // the rest of the body is not read, so no other request can follow on this connection
             parts.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

@@ -44,12 +44,25 @@ pub struct HttpLimits {
     pub duration: Duration,
     /// Requests in work at once; more get 503. What nodes send is counted apart. A quarter of them may be a `wait`.
     pub in_flight: usize,
+    /// How long a body may stand still.
+    pub stall: Duration,
+    /// Bytes of all bodies together.
+    pub body_memory: usize,
+    /// Bytes of a URI.
+    pub uri: usize,
 }
 
 impl Default for HttpLimits {
-    /// 8 MiB, which a full batch of readings keeps well under; 90 seconds; 2,048 requests.
+    /// 8 MiB, which a full batch of readings keeps well under; 90 seconds; 2,048 requests; 10 seconds; 512 MiB; 8 KiB.
     fn default() -> Self {
-        Self { body: 8 << 20, duration: Duration::from_secs(90), in_flight: 2048 }
+        Self {
+            body: 8 << 20,
+            duration: Duration::from_secs(90),
+            in_flight: 2048,
+            stall: Duration::from_secs(10),
+            body_memory: 512 << 20,
+            uri: 8 << 10,
+        }
     }
 }
 

@@ -266,15 +266,24 @@ impl App {
     }
 }
 
-/// Takes a command that another server sent, and gives the answer as it is sent back.
+/// Makes sure that the caller is another server of this database.
 ///
 /// # Errors
-/// [`AppError::Unauthenticated`] for anybody but a server of this database, [`AppError::Invalid`] for what is no command.
-pub async fn receive(app: &App, token: &str, pool: PoolId, command: &[u8]) -> Result<Vec<u8>, AppError> {
+/// [`AppError::Unauthenticated`] for anybody else.
+pub async fn authenticate(app: &App, token: &str) -> Result<(), AppError> {
     let claims: Claims = session::signed(app, token, &audience(app.schedulers.server())).await?;
     if app.clock.now().as_millis() / 1000 >= claims.exp {
         return Err(AppError::Unauthenticated("the token has expired"));
     }
+    Ok(())
+}
+
+/// Takes a command that another server sent, which [`authenticate`] has made sure of, and gives the answer as it is sent
+/// back.
+///
+/// # Errors
+/// [`AppError::Invalid`] for what is no command.
+pub async fn receive(app: &App, pool: PoolId, command: &[u8]) -> Result<Vec<u8>, AppError> {
     let command: Command =
         serde_json::from_slice(command).map_err(|e| AppError::invalid("body", format!("is no command: {e}")))?;
     let told = app.ask_here(pool, command).await.map_err(Told::from);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use types::{BillingUnit, Currency, GpuModel, Instant, PlanId, PlanVersionId, Price, Span};
+use types::{BillingUnit, Currency, GpuModel, Instant, PlanId, PlanVersionId, Price, Span, list::map_at_most};
 
 /// What one billing unit of memory of a GPU costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -21,8 +21,8 @@ pub struct Rate {
 pub struct Rates {
     /// Of each model that `models` does not name.
     pub default: Rate,
-    /// Of the models named.
-    #[serde(default)]
+    /// Of the models named: 1000 at most, each once.
+    #[serde(default, deserialize_with = "map_at_most::<1000, _, _, _>")]
     pub models: BTreeMap<GpuModel, Rate>,
 }
 

@@ -3,6 +3,7 @@
 use crate::{
     admin::{self, Admin},
     allocation::{self, ListArgs, OneArgs, RequestArgs, WaitArgs},
+    authority::{self, Tls},
     config::{Config, DEFAULTS},
     database, demo,
     doctor::{self, DoctorArgs},
@@ -73,6 +74,9 @@ enum Command {
     Config,
     /// Print the OpenAPI document
     Openapi,
+    /// Make a certificate authority of your own and the server's certificate, or renew that
+    #[command(subcommand)]
+    Tls(Tls),
 
     /// Join a host to a pool
     #[command(subcommand)]
@@ -181,6 +185,7 @@ async fn dispatch(command: Command, file: Option<PathBuf>, format: Option<LogFor
             let document = api::openapi().to_pretty_json().map_err(|e| CliError::Failed(e.to_string()))?;
             output::line(document.trim_end())?;
         }
+        Command::Tls(tls) => authority::run(tls)?,
         Command::Node(Node::Join(args)) => node::join(&configured()?, args).await?,
         Command::Agent => node::run_agent(&configured()?).await?,
         Command::Login(args) => token::login(&args).await?,

@@ -27,7 +27,7 @@ pub struct ServerArgs {
     /// user of the machine sees a command line
     #[arg(long, env = "GPULEDGER_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     pub token: Option<String>,
-    /// The only certificates to trust, as PEM
+    /// The certificate authority of the server, as PEM, if it is not a public one: nothing else is trusted then
     #[arg(long, env = "GPULEDGER_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
 }
@@ -93,6 +93,7 @@ impl ClientError {
 pub struct Client {
     http: reqwest::Client,
     base: String,
+    ca_file: Option<PathBuf>,
     token: Option<String>,
     patience: Duration,
 }
@@ -119,28 +120,16 @@ pub(crate) struct Call<'a> {
 impl Client {
     fn new(server: &str, ca_file: Option<&Path>) -> Result<Self, ClientError> {
         let base = server.trim_end_matches('/');
-        let is_secure = base.starts_with("https://");
-        let has_host = reqwest::Url::parse(base).is_ok_and(|url| url.has_host());
-        if !has_host || !(is_secure || base.starts_with("http://")) {
-            let what = format!("{server:?} is not the address of a server: give http:// or https:// and a host");
-            return Err(ClientError::Setup(what));
-        }
-        let setup = |e: reqwest::Error| ClientError::Setup(error::explain(&e));
-        let mut builder = reqwest::Client::builder()
+        let builder = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .timeout(TIMEOUT)
             // a credential is never sent on to where a redirect points
             .redirect(reqwest::redirect::Policy::none());
-        if let Some(path) = ca_file {
-            let pem = std::fs::read(path).map_err(|e| {
-                ClientError::Setup(format!("the certificates in {} cannot be read: {e}", path.display()))
-            })?;
-            builder = builder.tls_certs_only(reqwest::Certificate::from_pem_bundle(&pem).map_err(setup)?);
-        } else if !is_secure {
-            // without this, a host without any CA certificates could not even talk plain HTTP
-            builder = builder.tls_certs_only([]);
-        }
-        Ok(Self { http: builder.build().map_err(setup)?, base: base.to_owned(), token: None, patience: PATIENCE })
+        let builder = agent::trust::trust(builder, base, ca_file);
+        let http = builder.map_err(|e| ClientError::Setup(error::explain(&e)))?.build();
+        let http = http.map_err(|e| ClientError::Setup(error::explain(&e)))?;
+        let ca_file = ca_file.map(Path::to_owned);
+        Ok(Self { http, base: base.to_owned(), ca_file, token: None, patience: PATIENCE })
     }
 
     /// The same client, which goes on trying for so long while the server cannot answer.
@@ -220,6 +209,9 @@ impl Client {
             Ok(response) => response,
             Err(e) if e.is_builder() => return Err(ClientError::Setup(error::explain(&e))),
             Err(e) => {
+                if let Some(advice) = agent::trust::advice(&e, self.ca_file.as_deref()) {
+                    return Err(ClientError::Setup(format!("{}: {advice}", self.base)));
+                }
                 let why = format!("no answer from {}: {}", self.base, error::explain(&e.without_url()));
                 return Ok(Attempt::Again(why, None));
             }

@@ -19,7 +19,10 @@ pub struct Cluster {
 pub(crate) fn join(config: &Config, app: App, local: SocketAddr, database_url: &str) -> Result<App, CliError> {
     let url = match &config.cluster.url {
         Some(url) => url.clone(),
-        None => format!("http://{}", SocketAddr::new(reached_at(local.ip(), database_url), local.port())),
+        None => {
+            let scheme = if config.http.tls().is_some() { "https" } else { "http" };
+            format!("{scheme}://{}", SocketAddr::new(reached_at(local.ip(), database_url), local.port()))
+        }
     };
     let ca = match &config.cluster.ca_file {
         Some(path) => Some(std::fs::read(path).map_err(CliError::file("read", path.display().to_string()))?),

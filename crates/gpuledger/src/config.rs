@@ -1,6 +1,8 @@
 //! The configuration: defaults, then the file, then the environment. Every key is documented in `config.default.toml`,
 //! which is also where the defaults come from; a key that is not there is refused.
 
+mod http;
+
 use crate::{cluster::Cluster, duration, error::CliError, log::LogFormat, oidc};
 use agent::{AgentSettings, SimulatedGpu, SourceSettings, WindowLength};
 use app::{SchedulerSettings, SessionSettings, session::Lifetime};
@@ -10,12 +12,13 @@ use figment::{
     providers::{Format, Serialized, Toml},
     value::{Dict, Map, Value},
 };
+pub use http::Http;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use std::{
     collections::BTreeMap,
     env,
-    net::SocketAddr,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -59,19 +62,6 @@ pub struct Database {
     pub acquire_timeout: Duration,
     #[serde(deserialize_with = "duration::deserialize")]
     pub statement_timeout: Duration,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Http {
-    pub listen: SocketAddr,
-    #[serde(deserialize_with = "duration::deserialize")]
-    pub timeout: Duration,
-    pub body_limit: Bytes,
-    pub in_flight: usize,
-    #[serde(deserialize_with = "duration::deserialize")]
-    pub drain: Duration,
-    pub trusted_proxies: Vec<api::TrustedProxy>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -176,19 +166,11 @@ impl Config {
     /// Rules that a type does not hold.
     fn check(&self) -> Result<(), ConfigError> {
         let mut wrong = Vec::new();
-        let mut within = |key: &str, value: u64, range: std::ops::RangeInclusive<u64>, unit: &str| {
-            if !range.contains(&value) {
-                wrong.push(format!("{key} must be {} to {}{unit}", range.start(), range.end()));
-            }
-        };
-        let millis = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
-        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        self.http.check(&mut wrong);
+        let mut within = |key: &str, value, range, unit: &str| wrong.extend(outside(key, value, &range, unit));
         within("database.connections", self.database.connections.into(), 2..=1000, "");
         within("database.acquire_timeout", millis(self.database.acquire_timeout), 100..=60_000, "ms");
         within("database.statement_timeout", millis(self.database.statement_timeout), 1000..=3_600_000, "ms");
-        within("http.timeout", millis(self.http.timeout), 1000..=3_600_000, "ms");
-        within("http.body_limit", self.http.body_limit.0, 65_536..=(256 << 20), " bytes");
-        within("http.in_flight", count(self.http.in_flight), 1..=100_000, "");
         within("session.lifetime", self.session.lifetime.as_secs(), 900..=43_200, "s");
         within("scheduler.lease", millis(self.scheduler.lease), 1000..=60_000, "ms");
         within("scheduler.tick", millis(self.scheduler.tick), 50..=60_000, "ms");
@@ -242,11 +224,7 @@ impl Config {
     /// Limits of HTTP.
     #[must_use]
     pub fn limits(&self) -> api::HttpLimits {
-        api::HttpLimits {
-            body: usize::try_from(self.http.body_limit.0).unwrap_or(usize::MAX),
-            duration: self.http.timeout,
-            in_flight: self.http.in_flight,
-        }
+        self.http.limits()
     }
 
     /// What stops whoever guesses.
@@ -313,6 +291,20 @@ impl Config {
             source,
         })
     }
+}
+
+/// What is wrong with a number that must lie in a range.
+fn outside(key: &str, value: u64, range: &RangeInclusive<u64>, unit: &str) -> Option<String> {
+    let (first, last) = (range.start(), range.end());
+    (!range.contains(&value)).then(|| format!("{key} must be {first} to {last}{unit}"))
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
 }
 
 /// Where a private Postgres keeps its data when nothing is said.
@@ -443,14 +435,15 @@ mod tests {
         let config = read(&examples.join("\n"), &[]).unwrap();
         // every key by name, so that a new one cannot be forgotten here; one that has a default cannot be missing from
         // the text, because defaults come from nowhere else
-        let Config { database, http: _, cluster: _, session: _, oidc, scheduler: _, agent, log: _, file: _ } = config;
+        let Config { database, http, cluster: _, session: _, oidc, scheduler: _, agent, log: _, file: _ } = config;
         let Database { url, data_dir, connections: _, acquire_timeout: _, statement_timeout: _ } = database;
         assert!(url.is_some() && data_dir.is_some());
         let Agent { server_url, credential_file, ca_file, simulated, .. } = agent;
         assert!(server_url.is_some() && credential_file.is_some() && ca_file.is_some());
         assert!(simulated.seed.is_some() && oidc["corp"].client_secret.is_some());
+        assert!(http.tls_certificate.is_some() && http.tls_key.is_some());
         let commented = DEFAULTS.lines().filter(|line| line.strip_prefix("# ").is_some_and(|l| is_key(&l))).count();
-        assert_eq!(commented, 16, "a key without a default that is not looked at above");
+        assert_eq!(commented, 18, "a key without a default that is not looked at above");
     }
 
     #[test]
@@ -495,6 +488,9 @@ mod tests {
             ("[http]\ntimeout = '5'", "http.timeout"),
             ("[http]\ntimeout = 5", "http.timeout"),
             ("[http]\nbody_limit = '8MBytes'", "http.body_limit"),
+            ("[http]\ntls_key = 'key.pem'", "http.tls_certificate"),
+            ("[http]\nstreams = 0", "http.streams"),
+            ("[http]\nbody_limit = '8MiB'\nbody_memory = '8MiB'", "http.body_memory"),
             ("[session]\nlifetime = '1m'", "session.lifetime"),
             ("[agent]\nsource = 'rocm'", "agent.source"),
             ("[agent]\nwindow = '7m'", "agent.window"),

@@ -1,6 +1,7 @@
 //! `gpuledger doctor`: what is wrong with a deployment.
 
 use crate::{
+    certificate,
     config::Config,
     database,
     error::{CliError, exit},
@@ -50,6 +51,7 @@ async fn examine(file: Option<&Path>) -> Vec<Finding> {
     };
     let from = config.file.as_ref().map_or_else(|| "no file".to_owned(), |file| file.display().to_string());
     let mut findings = vec![Finding::good("config", format!("is read from {from} and the environment"))];
+    findings.extend(config.http.tls().map(|files| certificate::examine(&files)));
     let running = match database::find(config.postgres()).await {
         Ok(running) => running,
         Err(error) => {

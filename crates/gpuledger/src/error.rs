@@ -1,6 +1,6 @@
 //! How a command ends, and what it says when it does not do what it was asked.
 
-use crate::{client::ClientError, config::ConfigError, demo::DemoError};
+use crate::{certificate::CertificateError, client::ClientError, config::ConfigError, demo::DemoError};
 use agent::AgentError;
 use app::AppError;
 use std::{error::Error, io, path::PathBuf};
@@ -51,6 +51,8 @@ pub enum CliError {
     Agent(#[from] AgentError),
     #[error(transparent)]
     Demo(#[from] DemoError),
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
     /// A file, socket or stream could not be used.
     #[error("cannot {doing} {}", path.display())]
     File {
@@ -75,7 +77,7 @@ impl CliError {
     #[must_use]
     pub fn exit(&self) -> u8 {
         match self {
-            Self::Usage(_) | Self::Config(_) => exit::USAGE,
+            Self::Usage(_) | Self::Config(_) | Self::Certificate(_) => exit::USAGE,
             Self::Client(error) => match error {
                 ClientError::Refused { .. } => exit::REFUSED,
                 ClientError::Unavailable(_) => exit::UNAVAILABLE,
@@ -87,6 +89,9 @@ impl CliError {
             | Self::App(AppError::Unavailable(_)) => exit::UNAVAILABLE,
             Self::Agent(AgentError::JoinRefused { .. }) => exit::REFUSED,
             Self::Agent(AgentError::Client(agent::ClientError::Transport(_))) => exit::UNAVAILABLE,
+            Self::Agent(AgentError::Client(agent::ClientError::Trust(_) | agent::ClientError::Certificate(_))) => {
+                exit::USAGE
+            }
             Self::App(AppError::Internal(_)) => exit::FAILED,
             Self::App(_) => exit::REFUSED,
             // whoever reads our output has read enough

@@ -2,16 +2,20 @@
 
 mod admin;
 mod allocation;
+mod authority;
+mod certificate;
 pub mod cli;
 mod client;
 mod cluster;
 mod config;
+mod connection;
 mod database;
 pub mod demo;
 mod doctor;
 mod duration;
 mod error;
 mod invoice;
+mod listener;
 mod log;
 mod node;
 mod oidc;

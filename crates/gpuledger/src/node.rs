@@ -26,7 +26,8 @@ pub struct JoinArgs {
     /// Where the server answers [default: agent.server_url, or http://127.0.0.1:7070]
     #[arg(long, env = "GPULEDGER_SERVER", value_name = "URL")]
     server: Option<String>,
-    /// The only certificates to trust, as PEM [default: agent.ca_file]
+    /// The certificate authority of the server, as PEM, if it is not a public one: nothing else is trusted then. The agent
+    /// needs it too, as agent.ca_file [default: agent.ca_file]
     #[arg(long, env = "GPULEDGER_CA_FILE", value_name = "FILE")]
     ca_file: Option<PathBuf>,
     /// The host's name for people [default: its own]

@@ -1,16 +1,17 @@
 //! `gpuledger serve`: HTTP, the schedulers of all pools, and recurring tasks.
 
 use crate::{
+    certificate::ServerCertificate,
     cluster,
     config::Config,
     database,
     error::{CliError, exit},
-    output,
+    listener, output,
 };
 use api::{ApiState, PrometheusBuilder, PrometheusHandle};
 use app::{App, AppError};
 use postgres::Running;
-use std::{future::IntoFuture, net::SocketAddr, time::Duration};
+use std::time::Duration;
 use store::{StoreError, migrate};
 use tokio::{
     net::TcpListener,
@@ -43,6 +44,7 @@ const UPKEEP: Duration = Duration::from_secs(5);
 pub(crate) async fn run(config: &Config, args: ServeArgs) -> Result<(), CliError> {
     let metrics = metrics()?;
     let stop = stop_on_signals()?;
+    let certificate = config.http.tls().map(ServerCertificate::load).transpose()?;
     let running = database::find(config.postgres()).await?;
     tracing::info!("{}", running.describe());
     let url = running.url().to_owned();
@@ -58,12 +60,19 @@ pub(crate) async fn run(config: &Config, args: ServeArgs) -> Result<(), CliError
             return Err(error);
         }
     }
-    output::line(format_args!("listening on http://{local}"))?;
+    let scheme = if certificate.is_some() { "https" } else { "http" };
+    output::line(format_args!("listening on {scheme}://{local}"))?;
 
     let worker = tokio::spawn(work(app.clone(), url, args, config.scheduler.tasks, stop.clone()));
     let postgres = tokio::spawn(keep_postgres(running, config.postgres(), stop.clone()));
     let state = ApiState { app: app.clone(), metrics, limits: config.limits(), guard: config.guard() };
-    serve(listener, state, config.http.drain, &stop).await?;
+    let tls = certificate.as_ref().map(ServerCertificate::acceptor).transpose()?;
+    if let Some(certificate) = certificate {
+        tokio::spawn(certificate.follow());
+    }
+    let mut limits = config.http.connections();
+    listener::fit_open_files(&mut limits, config.database.connections);
+    listener::serve(listener, api::router(state), tls, limits, config.http.drain, &stop).await;
     stop.cancel();
 
     let worked = worker.await.unwrap_or_else(|e| Err(CliError::Failed(format!("a worker failed: {e}"))));
@@ -97,28 +106,6 @@ pub(crate) fn metrics() -> Result<PrometheusHandle, CliError> {
         }
     });
     Ok(metrics)
-}
-
-/// Answers until `stop`, and then for at most `drain` those that are under way.
-async fn serve(
-    listener: TcpListener,
-    state: ApiState,
-    drain: Duration,
-    stop: &CancellationToken,
-) -> Result<(), CliError> {
-    let service = api::router(state).into_make_service_with_connect_info::<SocketAddr>();
-    let served = axum::serve(listener, service).with_graceful_shutdown(stop.clone().cancelled_owned());
-    let patience = async {
-        stop.cancelled().await;
-        sleep(drain).await;
-    };
-    tokio::select! {
-        served = served.into_future() => served.map_err(|e| CliError::Failed(format!("serving failed: {e}"))),
-        () = patience => {
-            tracing::warn!("requests that were still under way are cut off");
-            Ok(())
-        }
-    }
 }
 
 /// Ends on SIGINT or SIGTERM; a second one does not wait.

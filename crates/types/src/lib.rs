@@ -6,6 +6,7 @@ pub mod bytes;
 pub mod clock;
 pub mod gpu;
 pub mod id;
+pub mod list;
 pub mod money;
 pub mod name;
 pub mod role;

@@ -4,6 +4,7 @@ use crate::{
     bytes::{ByteMillis, Bytes},
     gpu::{GpuModel, GpuUuid},
     id::{AllocationId, GpuId, NodeId, PartId, PoolId, ProjectId, RunId, StreamId, TenantId},
+    list::at_most,
     name::Name,
     span::Instant,
 };
@@ -86,13 +87,15 @@ pub struct NodeReport {
     /// The node's clock when it sent this.
     pub sent_at: Instant,
     /// Every card of the node.
+    #[serde(deserialize_with = "at_most::<64, _, _>")]
     #[schema(max_items = 64)]
     pub gpus: Vec<GpuReport>,
     /// Allocations whose workload the agent sees living.
+    #[serde(deserialize_with = "at_most::<4096, _, _>")]
     #[schema(max_items = 4096)]
     pub alive: Vec<AllocationId>,
     /// Workloads that the agent saw end.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "at_most::<4096, _, _>")]
     #[schema(max_items = 4096)]
     pub exited: Vec<Exit>,
 }
@@ -207,6 +210,7 @@ pub struct ReadingBatch {
     /// The node's clock when it sent this.
     pub sent_at: Instant,
     /// At most [`ReadingBatch::MAX_READINGS`].
+    #[serde(deserialize_with = "at_most::<{ ReadingBatch::MAX_READINGS }, _, _>")]
     #[schema(max_items = 10_000)]
     pub readings: Vec<Reading>,
 }

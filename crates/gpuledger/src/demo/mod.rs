@@ -12,6 +12,7 @@ mod summary;
 mod tenants;
 mod workload;
 
+use crate::{connection::ConnectionLimits, listener as http};
 use app::{
     App, AppError, Caller, Random, SchedulerSettings, Schedulers, SessionSettings, Sessions, invoice,
     pool::{self, Graces, GracesChange},
@@ -80,6 +81,8 @@ pub enum DemoError {
 
 /// GPUs of the demo's cluster.
 const GPUS: u32 = 72;
+/// How long requests that are under way may take to end.
+const DRAIN: Duration = Duration::from_secs(5);
 
 /// In replay a node reports once in a window, so its graces are longer than those of the live pool.
 const REPLAY_GRACES: Graces = Graces { hold_grace_s: 900, silence_grace_s: 900, lost_after_s: 86_400 };
@@ -339,7 +342,7 @@ async fn go_live(
     let served = {
         let closing = closing.clone();
         tokio::spawn(async move {
-            axum::serve(listener, router).with_graceful_shutdown(async move { closing.cancelled().await }).await
+            http::serve(listener, router, None, ConnectionLimits::default(), DRAIN, &closing).await;
         })
     };
     wait_for_leader(&app, memory.pool_id).await?;
