@@ -162,7 +162,7 @@ async fn names_with_control_characters_or_too_long_are_refused() {
 }
 
 /// What `gzip` makes of it.
-fn gzip(plain: &[u8]) -> Vec<u8> {
+pub(crate) fn gzip(plain: &[u8]) -> Vec<u8> {
     let mut child = Command::new("gzip").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     let plain = plain.to_owned();
