@@ -14,6 +14,8 @@ mod hostile;
 mod http;
 mod invitation;
 mod invoice;
+mod log;
+mod metric;
 mod model;
 mod node;
 mod node_credential;

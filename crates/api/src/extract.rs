@@ -1,6 +1,7 @@
 //! What handlers take from a request. Each extractor's rejection is a [`Problem`] that names the field and the rule.
 
 use crate::{
+    access,
     body::{self, HasCredential},
     layers::RequestId,
     nul,
@@ -117,6 +118,7 @@ impl FromRequestParts<ApiState> for Caller {
         let Authenticated { principal, session } = authenticated?;
         parts.extensions.insert(HasCredential);
         parts.extensions.insert(PresentSession(session));
+        access::name_caller(&principal);
         let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone());
         Ok(Self { principal, request_id })
     }

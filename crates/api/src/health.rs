@@ -1,6 +1,7 @@
 //! Whether the server lives, whether it can work, and what it counts.
 
 use crate::{
+    metric,
     problem::{Problem, UnavailableError},
     router::ApiState,
 };
@@ -35,5 +36,6 @@ pub(crate) async fn get_readiness(State(state): State<ApiState>) -> Result<&'sta
 /// In the text format of Prometheus.
 #[utoipa::path(get, path = "/metrics", tag = "health", responses((status = 200, body = String), UnavailableError))]
 pub(crate) async fn get_metrics(State(state): State<ApiState>) -> impl IntoResponse {
+    metric::look(&state.app);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.metrics.render())
 }

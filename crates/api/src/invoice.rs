@@ -1,6 +1,7 @@
 //! `/v1/invoices`
 
 use crate::{
+    access,
     extract::{Json, Path, Query},
     interval::Interval,
     page::{Cursor, Page, Paging, TenantPaging},
@@ -238,6 +239,7 @@ pub(crate) async fn issue_invoice(
     Json(new): Json<NewInvoice>,
 ) -> Result<(StatusCode, Json<Invoice>), Problem> {
     let (row, document, made) = invoice::issue(&state.app, &caller, new.tenant_id, &new.period, new.waiver).await?;
+    access::name_made("invoice_id", row.invoice_id);
     let status = if made { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json((row, document).into())))
 }

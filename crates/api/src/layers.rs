@@ -1,30 +1,27 @@
-//! What every request passes through, from the outside in: id and error form, log line, panics, the length of its URI,
-//! load, time, compression, and the bounds of its body, which [`crate::body`] keeps.
+//! What every request passes through, from the outside in: id, error form, log line and metrics (`access.rs`), panics, the
+//! length of its URI, load, time, compression, and the bounds of its body, which [`crate::body`] keeps.
 
 use crate::{
+    access::{self, Operations},
     body::{self, BodyLimits},
-    problem::{self, Problem},
+    problem::Problem,
     router::ApiState,
 };
 use axum::{
     Extension, Router,
-    extract::{MatchedPath, Request, State},
+    extract::{Request, State},
     http::{StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
-use std::{
-    any::Any,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{any::Any, sync::Arc};
 use tokio::sync::Semaphore;
 use tower::ServiceBuilder;
 use tower_http::{
     catch_panic::CatchPanicLayer, compression::CompressionLayer, sensitive_headers::SetSensitiveRequestHeadersLayer,
-    timeout::TimeoutLayer, trace::TraceLayer,
+    timeout::TimeoutLayer,
 };
-use tracing::Span;
+use utoipa::openapi::OpenApi;
 
 /// The id of a request: a UUID of version 7, in the answer's `x-request-id`, in each log line, in problems and audit.
 #[derive(Debug, Clone)]
@@ -60,51 +57,24 @@ impl Places {
 }
 
 /// Puts the layers around the routes.
-pub(crate) fn around(routes: Router<ApiState>, state: &ApiState) -> Router<ApiState> {
+pub(crate) fn around(routes: Router<ApiState>, state: &ApiState, document: &OpenApi) -> Router<ApiState> {
     let limits = state.limits;
     let places = Arc::new(Places::new(limits.in_flight));
     let waits = Waits(Arc::new(Semaphore::new(limits.in_flight.div_ceil(4))));
     let bodies = BodyLimits::new(&limits);
-    let trace = TraceLayer::new_for_http()
-        .make_span_with(span)
-        .on_request(())
-        .on_response(answered)
-        // what fails is logged where it becomes a problem
-        .on_failure(());
+    let operations = Operations::new(&state.app, document);
     routes.layer(
         ServiceBuilder::new()
             .layer(SetSensitiveRequestHeadersLayer::new([header::AUTHORIZATION, header::COOKIE]))
-            .layer(middleware::from_fn_with_state(state.clone(), identify))
-            .layer(trace)
+            .layer(middleware::from_fn_with_state(operations, access::observe))
             .layer(CatchPanicLayer::custom(panicked))
             .layer(middleware::from_fn(move |request, next| measure_uri(limits.uri, request, next)))
             .layer(middleware::from_fn_with_state(places, shed))
-            .layer(middleware::from_fn(measure))
             .layer(Extension(waits))
             .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, limits.duration))
             .layer(CompressionLayer::new())
             .layer(middleware::from_fn(move |request, next| body::bound(bodies.clone(), request, next))),
     )
-}
-
-/// Names the request, and gives every error its form on the way out.
-async fn identify(State(state): State<ApiState>, mut request: Request, next: Next) -> Response {
-    let id = state.app.id(|at, random| {
-        let millis = u64::try_from(at.as_millis()).unwrap_or(0);
-        uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid().to_string()
-    });
-    request.extensions_mut().insert(RequestId(id.clone()));
-    problem::finish(next.run(request).await, &id)
-}
-
-/// Ids and no secrets: neither the query nor any header is logged.
-fn span(request: &Request) -> Span {
-    let id = request.extensions().get::<RequestId>().map_or("", |id| id.0.as_str());
-    tracing::info_span!("request", request_id = id, method = %request.method(), path = request.uri().path())
-}
-
-fn answered<B>(response: &axum::http::Response<B>, latency: Duration, _: &Span) {
-    tracing::info!(status = response.status().as_u16(), latency_ms = latency.as_millis(), "answered");
 }
 
 fn panicked(cause: Box<dyn Any + Send + 'static>) -> Response {
@@ -132,20 +102,6 @@ async fn measure_uri(longest: usize, request: Request, next: Next) -> Response {
         return Problem::of_status(StatusCode::URI_TOO_LONG).into_response();
     }
     next.run(request).await
-}
-
-/// Counts requests by route, never by the ids in their paths.
-async fn measure(request: Request, next: Next) -> Response {
-    let path = request.extensions().get::<MatchedPath>().map_or_else(|| "none".to_owned(), |p| p.as_str().to_owned());
-    let method = request.method().as_str().to_owned();
-    let begun = Instant::now();
-    let response = next.run(request).await;
-    let status = response.status().as_u16().to_string();
-    metrics::counter!("gpuledger_http_requests_total", "method" => method.clone(), "path" => path.clone(), "status" => status)
-        .increment(1);
-    metrics::histogram!("gpuledger_http_request_seconds", "method" => method, "path" => path)
-        .record(begun.elapsed().as_secs_f64());
-    response
 }
 
 #[cfg(test)]

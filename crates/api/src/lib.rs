@@ -2,6 +2,7 @@
 //!
 //! A handler translates, calls one function of `app`, and answers; it opens no transaction and decides nothing.
 
+mod access;
 pub mod allocation;
 pub mod api_key;
 pub mod audit;
@@ -15,6 +16,7 @@ pub mod interval;
 pub mod invitation;
 pub mod invoice;
 mod layers;
+pub mod metric;
 pub mod node;
 mod nul;
 pub mod oidc;
@@ -36,6 +38,6 @@ pub mod usage;
 pub mod user;
 
 pub use guard::{Guard, TrustedProxy};
-pub use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+pub use metric::PrometheusHandle;
 pub use problem::Problem;
 pub use router::{ApiState, HttpLimits, openapi, router};

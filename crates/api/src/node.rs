@@ -1,6 +1,7 @@
 //! `/v1/nodes` and `/v1/node-reports`
 
 use crate::{
+    access,
     extract::{Json, Path, Query, Whence},
     page::{Cursor, Limit, Page},
     problem::{Problem, ReadErrors, WriteErrors},
@@ -167,7 +168,9 @@ pub(crate) async fn join_node(
     if matches!(joined, Err(AppError::Unauthenticated(_))) {
         state.guard.looked_at(&join.token, origin.address, false);
     }
-    Ok((StatusCode::CREATED, Json(joined?)))
+    let joined = joined?;
+    access::name_made("node_id", joined.node_id);
+    Ok((StatusCode::CREATED, Json(joined)))
 }
 
 /// Report a node's life

@@ -183,11 +183,10 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 /// The whole HTTP service.
 pub fn router(state: ApiState) -> Router {
     let (documented, document) = routes().split_for_parts();
-    let all = documented
-        .route("/", get(welcome))
-        .route(server::COMMANDS, post(server::take_command))
-        .merge(SwaggerUi::new("/docs").url("/v1/openapi.json", document));
-    layers::around(all, &state).with_state(state)
+    let page = SwaggerUi::new("/docs").url("/v1/openapi.json", document.clone());
+    let all =
+        documented.route("/", get(welcome)).route(server::COMMANDS, post(server::take_command)).merge(page);
+    layers::around(all, &state, &document).with_state(state)
 }
 
 async fn welcome() -> Html<&'static str> {

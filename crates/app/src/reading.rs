@@ -17,8 +17,8 @@ use store::{
     set_aside::{self, SetAsideRow},
 };
 use types::{
-    Instant, NodeId, PartId, ReadingId, SetAsideId, TenantId,
-    wire::{BatchAck, ReadingBatch},
+    Instant, NodeId, PartId, ReadingId, SetAsideId, StreamId, TenantId,
+    wire::{BatchAck, Reading, ReadingBatch},
 };
 
 /// Takes a batch. What the acknowledgement says is durable. Rows that cannot be true are set aside one by one, so no batch
@@ -50,16 +50,20 @@ async fn take(app: &App, node: NodeId, batch: &ReadingBatch) -> Result<BatchAck,
     match ingest::sequence(u64::try_from(mark.sequence).unwrap_or(0), batch.sequence) {
         Sequence::Next => {}
         Sequence::Repeat => {
+            metrics::counter!("gpuledger_reading_batches_total", "outcome" => "repeat").increment(1);
             let sequence = u64::try_from(mark.sequence).unwrap_or(0);
             return Ok(BatchAck { sequence, accepted: 0, set_aside: 0, skew_ms });
         }
-        Sequence::Gap { expected } => return Err(AppError::SequenceGap { expected }),
+        Sequence::Gap { expected } => {
+            metrics::counter!("gpuledger_reading_batches_total", "outcome" => "gap").increment(1);
+            return Err(AppError::SequenceGap { expected });
+        }
     }
     let known = known_parts(&mut tx, node, &parts).await?;
     let judged = ingest::judge(&batch.readings, |part| known.get(part).copied(), now, skew_ms);
     let origin = BatchOrigin { stream_id: batch.stream_id, sequence, received_at: now };
 
-    let rows: Vec<ReadingRow> = judged.accepted.iter().map(|a| accepted_row(app, a)).collect();
+    let rows = accepted_rows(app, &judged.accepted);
     let periods = periods_of(&rows, &tenants);
     store::period::share(&mut tx, &periods).await?;
     reading::insert(&mut tx, &rows, origin).await?;
@@ -72,12 +76,15 @@ async fn take(app: &App, node: NodeId, batch: &ReadingBatch) -> Result<BatchAck,
     part::set_read_to(&mut tx, &read_to).await?;
     let aside = aside_rows(app, batch, &judged.set_aside, &known, node, skew_ms, now);
     set_aside::insert(&mut tx, &aside, origin).await?;
-    let head = chained(&mark, batch)?;
+    let head = link(&mark.head_hash, batch.stream_id, batch.sequence, &batch.readings)?;
     reading::move_mark(&mut tx, batch.stream_id, sequence, &head, now).await?;
     tx.commit().await?;
 
-    metrics::counter!("gpuledger_readings_total", "outcome" => "accepted").increment(rows.len() as u64);
-    metrics::counter!("gpuledger_readings_total", "outcome" => "set_aside").increment(aside.len() as u64);
+    metrics::counter!("gpuledger_reading_batches_total", "outcome" => "accepted").increment(1);
+    metrics::counter!("gpuledger_readings_accepted_total").increment(rows.len() as u64);
+    for (_, reason) in &judged.set_aside {
+        metrics::counter!("gpuledger_readings_set_aside_total", "reason" => reason.name()).increment(1);
+    }
     Ok(BatchAck {
         sequence: batch.sequence,
         accepted: u32::try_from(rows.len()).unwrap_or(u32::MAX),
@@ -151,11 +158,19 @@ async fn known_parts(tx: &mut Tx, node: NodeId, parts: &[PartId]) -> Result<BTre
         .collect())
 }
 
-fn accepted_row(app: &App, accepted: &Accepted) -> ReadingRow {
+/// The rows' ids rise in the order of the batch: with them, and the places of the rows set aside, the batch can be put
+/// together again as it was sent, and so can the stream's chain.
+fn accepted_rows(app: &App, accepted: &[Accepted]) -> Vec<ReadingRow> {
+    let mut ids: Vec<ReadingId> = accepted.iter().map(|_| app.id(ReadingId::new)).collect();
+    ids.sort_unstable();
+    ids.into_iter().zip(accepted).map(|(id, accepted)| accepted_row(id, accepted)).collect()
+}
+
+fn accepted_row(reading_id: ReadingId, accepted: &Accepted) -> ReadingRow {
     let reading = &accepted.reading;
     ReadingRow {
         tenant_id: accepted.part.tenant_id,
-        reading_id: app.id(ReadingId::new),
+        reading_id,
         part_id: reading.part_id,
         allocation_id: accepted.part.allocation_id,
         project_id: accepted.part.project_id,
@@ -219,13 +234,14 @@ fn aside_rows(
         .collect()
 }
 
-/// The head of a stream's hash chain after this batch: it covers what the agent wrote to its spool, not when it sent it.
-fn chained(mark: &Mark, batch: &ReadingBatch) -> Result<Vec<u8>, AppError> {
-    let readings = serde_json::to_vec(&batch.readings).map_err(|e| AppError::Internal(e.to_string()))?;
+/// The head of a stream's hash chain after a batch, from the head before it: it covers what the agent wrote to its spool,
+/// not when it sent it.
+pub(crate) fn link(head: &[u8], stream: StreamId, sequence: u64, readings: &[Reading]) -> Result<Vec<u8>, AppError> {
+    let readings = serde_json::to_vec(readings).map_err(|e| AppError::Internal(e.to_string()))?;
     let mut hash = Sha256::new();
-    hash.update(&mark.head_hash);
-    hash.update(batch.stream_id.uuid().as_bytes());
-    hash.update(batch.sequence.to_be_bytes());
+    hash.update(head);
+    hash.update(stream.uuid().as_bytes());
+    hash.update(sequence.to_be_bytes());
     hash.update(&readings);
     Ok(hash.finalize().to_vec())
 }

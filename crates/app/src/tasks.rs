@@ -22,39 +22,47 @@ pub async fn run(app: App, every: Duration, stop: impl Future<Output = ()>) {
 
 /// Runs each task that is due now.
 pub async fn run_due(app: &App) {
-    if let Err(error) = once(app, "make_months", 3600, make_months(app)).await {
-        tracing::warn!(%error, "tables for the coming readings could not be made");
-    }
-    if let Err(error) = once(app, "end_periods", MINUTE_S, end_periods(app)).await {
-        tracing::warn!(%error, "meters could not be cut at the ends of periods");
-    }
-    if let Err(error) = once(app, "forget_keys", 3600, forget_keys(app)).await {
-        tracing::warn!(%error, "old request keys could not be forgotten");
-    }
-    if let Err(error) = once(app, "forget_sessions", 3600, crate::session::forget_expired(app)).await {
-        tracing::warn!(%error, "expired sessions could not be forgotten");
-    }
-    if let Err(error) = once(app, "forget_servers", 3600, server::forget_unseen(app)).await {
-        tracing::warn!(%error, "servers that ended could not be forgotten");
-    }
-    if let Err(error) = once(app, "check_balance", 3600, check_balance(app)).await {
-        tracing::warn!(%error, "the balance of the last day could not be checked");
+    once(app, "make_months", 3600, make_months(app)).await;
+    once(app, "end_periods", MINUTE_S, end_periods(app)).await;
+    once(app, "forget_keys", 3600, forget_keys(app)).await;
+    once(app, "forget_sessions", 3600, crate::session::forget_expired(app)).await;
+    once(app, "forget_servers", 3600, server::forget_unseen(app)).await;
+    once(app, "check_balance", 3600, check_balance(app)).await;
+}
+
+/// Runs a task when it is due, and says how it went.
+async fn once(app: &App, task: &'static str, every_s: i64, work: impl Future<Output = Result<(), AppError>>) {
+    let begun = std::time::Instant::now();
+    let (outcome, ran) = match run_when_due(app, task, every_s, work).await {
+        Ok(false) => return,
+        Ok(true) => ("succeeded", true),
+        Err(error) => {
+            tracing::warn!(task, %error, "the recurring task failed and is tried again when next due");
+            ("failed", false)
+        }
+    };
+    metrics::counter!("gpuledger_task_runs_total", "task" => task, "outcome" => outcome).increment(1);
+    metrics::histogram!("gpuledger_task_seconds", "task" => task).record(begun.elapsed());
+    if ran {
+        let at = u32::try_from(app.clock.now().as_millis() / 1000).unwrap_or(u32::MAX);
+        metrics::gauge!("gpuledger_task_last_success_timestamp_seconds", "task" => task).set(at);
+        tracing::debug!(task, "the recurring task ran");
     }
 }
 
-/// Runs a task when it is due. It is put off before it runs, so that no other server runs it meanwhile and no transaction
+/// Whether it was due and ran. It is put off before it runs, so that no other server runs it meanwhile and no transaction
 /// stays open all the time.
-async fn once(
+async fn run_when_due(
     app: &App,
     name: &'static str,
     every_s: i64,
     work: impl Future<Output = Result<(), AppError>>,
-) -> Result<(), AppError> {
+) -> Result<bool, AppError> {
     let now = app.clock.now();
     let next = now.plus_secs(every_s);
     let mut tx = app.store.begin("claim_task", Scope::Operator).await?;
     if !task::claim(&mut tx, name, now).await? {
-        return Ok(());
+        return Ok(false);
     }
     task::finish(&mut tx, name, now, next, None).await?;
     tx.commit().await?;
@@ -64,7 +72,7 @@ async fn once(
         task::finish(&mut tx, name, now, next, Some(&error.to_string())).await?;
         tx.commit().await?;
     }
-    result
+    result.map(|()| true)
 }
 
 /// This month's and the next month's tables of readings.

@@ -31,7 +31,7 @@ pub(crate) fn begin(config: &Config, format: Option<LogFormat>) -> Result<(), Cl
     // a second call changes nothing
     let _ = match format.unwrap_or(config.log.format) {
         LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).with_span_list(false).try_init(),
     };
     Ok(())
 }

@@ -8,7 +8,7 @@ use crate::{
     error::{CliError, exit},
     listener, output,
 };
-use api::{ApiState, PrometheusBuilder, PrometheusHandle};
+use api::{ApiState, PrometheusHandle};
 use app::{App, AppError};
 use postgres::Running;
 use std::time::Duration;
@@ -93,9 +93,7 @@ pub(crate) async fn run(config: &Config, args: ServeArgs) -> Result<(), CliError
 
 /// Begins to count what happens.
 pub(crate) fn metrics() -> Result<PrometheusHandle, CliError> {
-    let metrics = PrometheusBuilder::new()
-        .install_recorder()
-        .map_err(|e| CliError::Failed(format!("metrics cannot be kept: {e}")))?;
+    let metrics = api::metric::keep().map_err(|e| CliError::Failed(format!("metrics cannot be kept: {e}")))?;
     tokio::spawn({
         let metrics = metrics.clone();
         async move {

@@ -80,7 +80,16 @@ impl From<sqlx::Error> for StoreError {
                         let name = database.try_downcast_ref::<PgDatabaseError>().and_then(PgDatabaseError::constraint);
                         Self::Rule(Rule(name.unwrap_or("unnamed").to_owned()))
                     }
-                    "40001" | "40P01" | "55P03" => Self::Collision(error),
+                    "40001" | "40P01" | "55P03" => {
+                        // every error of the database passes through here
+                        let reason = match code.as_str() {
+                            "40001" => "serialisation",
+                            "40P01" => "deadlock",
+                            _ => "lock_timeout",
+                        };
+                        metrics::counter!("gpuledger_collisions_total", "reason" => reason).increment(1);
+                        Self::Collision(error)
+                    }
                     // connection exceptions, too many connections, shutdown and start-up, read-only standby, a transaction or
                     // statement that Postgres ended because it took too long; and a database
                     // that has not been migrated yet, which a server that starts beside it outlives

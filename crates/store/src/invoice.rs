@@ -1,6 +1,10 @@
 //! Issued invoices, and their series.
 
-use crate::{error::StoreError, time::At, tx::Tx};
+use crate::{
+    error::StoreError,
+    time::At,
+    tx::{Tx, waited},
+};
 use types::{Currency, Instant, InvoiceId, Span, TenantId};
 use uuid::Uuid;
 
@@ -40,9 +44,11 @@ pub async fn lock_series(tx: &mut Tx, series: &str) -> Result<(i64, String), Sto
     )
     .execute(tx.connection())
     .await?;
+    let asked = std::time::Instant::now();
     let row = sqlx::query!("select last_serial, head_hash from invoice_series where series = $1 for update", series)
         .fetch_one(tx.connection())
         .await?;
+    waited("invoice_series", asked);
     Ok((row.last_serial, row.head_hash))
 }
 

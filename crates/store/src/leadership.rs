@@ -1,6 +1,10 @@
 //! The lease of a pool's leader.
 
-use crate::{error::StoreError, time::At, tx::Tx};
+use crate::{
+    error::StoreError,
+    time::At,
+    tx::{Tx, waited},
+};
 use types::{Instant, PoolId, ServerId};
 
 /// A lease that was obtained or renewed.
@@ -99,11 +103,16 @@ pub async fn give_up(tx: &mut Tx, pool: PoolId, term: i64, pool_time: Instant) -
 /// # Errors
 /// [`StoreError::LeaseLost`] when another term has begun.
 pub async fn hold(tx: &mut Tx, pool: PoolId, term: i64) -> Result<(), StoreError> {
-    sqlx::query!("select term from pool_leadership where pool_id = $1 and term = $2 for key share", pool.uuid(), term)
-        .fetch_optional(tx.connection())
-        .await?
-        .map(|_| ())
-        .ok_or(StoreError::LeaseLost)
+    let asked = std::time::Instant::now();
+    let held = sqlx::query!(
+        "select term from pool_leadership where pool_id = $1 and term = $2 for key share",
+        pool.uuid(),
+        term
+    )
+    .fetch_optional(tx.connection())
+    .await?;
+    waited("lease", asked);
+    held.map(|_| ()).ok_or(StoreError::LeaseLost)
 }
 
 /// Who leads a pool now, and where the others reach it.

@@ -1,6 +1,11 @@
 //! Tenants' billing periods: the row that keeps facts and the issue of an invoice apart.
 
-use crate::{error::StoreError, time::At, tx::Tx};
+use crate::{
+    error::StoreError,
+    time::At,
+    tx::{Tx, waited},
+};
+use std::time::Instant;
 use types::{InvoiceId, Span, TenantId};
 use uuid::Uuid;
 
@@ -23,6 +28,7 @@ pub async fn share(tx: &mut Tx, periods: &[PeriodRow]) -> Result<(), StoreError>
         return Ok(());
     }
     let (tenant, label) = insert(tx, periods).await?;
+    let asked = Instant::now();
     sqlx::query!(
         "select label from period where (tenant_id, label) in (select * from unnest($1::uuid[], $2::text[]))
           order by tenant_id, label for share",
@@ -31,6 +37,7 @@ pub async fn share(tx: &mut Tx, periods: &[PeriodRow]) -> Result<(), StoreError>
     )
     .fetch_all(tx.connection())
     .await?;
+    waited("period_shared", asked);
     Ok(())
 }
 
@@ -61,6 +68,7 @@ async fn insert(tx: &mut Tx, periods: &[PeriodRow]) -> Result<(Vec<Uuid>, Vec<St
 /// What the database says.
 pub async fn lock(tx: &mut Tx, period: &PeriodRow) -> Result<Option<InvoiceId>, StoreError> {
     insert(tx, std::slice::from_ref(period)).await?;
+    let asked = Instant::now();
     let invoice = sqlx::query_scalar!(
         "select invoice_id from period where tenant_id = $1 and label = $2 for update",
         period.tenant_id.uuid(),
@@ -68,6 +76,7 @@ pub async fn lock(tx: &mut Tx, period: &PeriodRow) -> Result<Option<InvoiceId>, 
     )
     .fetch_one(tx.connection())
     .await?;
+    waited("period_alone", asked);
     Ok(invoice.map(InvoiceId::from))
 }
 

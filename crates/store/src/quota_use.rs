@@ -1,9 +1,13 @@
 //! What tenants and projects use of their quotas, in the rows that admission locks.
 
-use crate::{error::StoreError, time::At, tx::Tx};
+use crate::{
+    error::StoreError,
+    time::At,
+    tx::{Tx, waited},
+};
 use quota::{Level, Limits, Use};
-use std::collections::BTreeMap;
-use types::{Bytes, Instant, ProjectId, TenantId};
+use std::{collections::BTreeMap, time::Instant};
+use types::{Bytes, ProjectId, TenantId};
 use uuid::Uuid;
 
 /// A level of a tenant's quota: the tenant itself, or one project.
@@ -39,6 +43,7 @@ pub async fn lock(tx: &mut Tx, scopes: &[QuotaScope]) -> Result<BTreeMap<QuotaSc
     }
     let tenants: Vec<Uuid> = scopes.iter().map(|s| s.tenant_id.uuid()).collect();
     let ids: Vec<Uuid> = scopes.iter().map(QuotaScope::scope_id).collect();
+    let asked = Instant::now();
     let rows = sqlx::query!(
         "select tenant_id, scope_id, level, limit_bytes, limit_workload_bytes, limit_allocations, used_bytes, used_allocations
            from quota where (tenant_id, scope_id) in (select * from unnest($1::uuid[], $2::uuid[]))
@@ -48,6 +53,7 @@ pub async fn lock(tx: &mut Tx, scopes: &[QuotaScope]) -> Result<BTreeMap<QuotaSc
     )
     .fetch_all(tx.connection())
     .await?;
+    waited("quota", asked);
     StoreError::expect_rows("quota rows", scopes.len(), rows.len() as u64)?;
     Ok(rows
         .into_iter()
@@ -74,7 +80,7 @@ pub async fn lock(tx: &mut Tx, scopes: &[QuotaScope]) -> Result<BTreeMap<QuotaSc
 ///
 /// # Errors
 /// The rule `quota_use_is_not_negative`; [`StoreError::RowCount`] when a level has no row.
-pub async fn set(tx: &mut Tx, rows: &[(QuotaScope, Use)], now: Instant) -> Result<(), StoreError> {
+pub async fn set(tx: &mut Tx, rows: &[(QuotaScope, Use)], now: types::Instant) -> Result<(), StoreError> {
     if rows.is_empty() {
         return Ok(());
     }

@@ -5,7 +5,10 @@ use sqlx::{
     AssertSqlSafe, Connection, PgConnection, PgPool, Postgres, Transaction,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
-use std::{str::FromStr, time::Duration};
+use std::{
+    str::FromStr,
+    time::{Duration, Instant},
+};
 
 /// How to reach Postgres.
 #[derive(Debug, Clone)]
@@ -91,8 +94,7 @@ impl Store {
     pub async fn begin(&self, name: &'static str, scope: Scope) -> Result<Tx, StoreError> {
         // one round trip for both; the setting is made of UUIDs, commas and a star, never of foreign text
         let begin = format!("begin; set local app.tenants = '{}'", scope.setting());
-        let inner = self.pool.begin_with(AssertSqlSafe(begin)).await?;
-        Ok(Tx { inner, scope, name })
+        self.begin_with(name, scope, begin).await
     }
 
     /// Begins a transaction of a pool's leader. Postgres ends it when its client is silent for `idle`, or a statement
@@ -125,8 +127,24 @@ impl Store {
     pub async fn begin_snapshot(&self, name: &'static str, scope: Scope) -> Result<Tx, StoreError> {
         let begin =
             format!("begin isolation level repeatable read read only; set local app.tenants = '{}'", scope.setting());
+        self.begin_with(name, scope, begin).await
+    }
+
+    async fn begin_with(&self, name: &'static str, scope: Scope, begin: String) -> Result<Tx, StoreError> {
+        let asked = Instant::now();
         let inner = self.pool.begin_with(AssertSqlSafe(begin)).await?;
-        Ok(Tx { inner, scope, name })
+        metrics::histogram!("gpuledger_database_begin_seconds").record(asked.elapsed());
+        Ok(Tx { inner, scope, course: Course { name, begun: Instant::now(), outcome: "rolled_back" } })
+    }
+
+    /// The connections that are open, how many of them are idle, and how many there may be.
+    #[must_use]
+    pub fn connections(&self) -> Connections {
+        Connections {
+            open: self.pool.size(),
+            idle: u32::try_from(self.pool.num_idle()).unwrap_or(u32::MAX),
+            most: self.pool.options().get_max_connections(),
+        }
     }
 
     /// Whether Postgres answers and has this binary's schema.
@@ -148,12 +166,42 @@ impl Store {
     }
 }
 
+/// The connections of a [`Store`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connections {
+    pub open: u32,
+    pub idle: u32,
+    /// How many there may be.
+    pub most: u32,
+}
+
 /// A transaction under a scope. Dropped without [`Tx::commit`], it is rolled back.
 #[derive(Debug)]
 pub struct Tx {
     inner: Transaction<'static, Postgres>,
     scope: Scope,
+    course: Course,
+}
+
+/// How a transaction went: counted when it is over, however it ends.
+#[derive(Debug)]
+struct Course {
     name: &'static str,
+    begun: Instant,
+    outcome: &'static str,
+}
+
+impl Drop for Course {
+    fn drop(&mut self) {
+        let (name, outcome) = (self.name, self.outcome);
+        metrics::counter!("gpuledger_transactions_total", "name" => name, "outcome" => outcome).increment(1);
+        metrics::histogram!("gpuledger_transaction_seconds", "name" => name).record(self.begun.elapsed());
+    }
+}
+
+/// Counts how long a statement waited that takes rows which others may hold. `lock` names what it takes.
+pub(crate) fn waited(lock: &'static str, since: Instant) {
+    metrics::histogram!("gpuledger_lock_wait_seconds", "lock" => lock).record(since.elapsed());
 }
 
 impl Tx {
@@ -173,12 +221,17 @@ impl Tx {
     /// # Errors
     /// [`StoreError::CommitUnknown`] when the connection broke before the answer came.
     pub async fn commit(self) -> Result<(), StoreError> {
-        let result = self.inner.commit().await;
-        let outcome = if result.is_ok() { "commit" } else { "failed" };
-        metrics::counter!("gpuledger_transactions_total", "name" => self.name, "outcome" => outcome).increment(1);
-        result.map_err(|error| match StoreError::from(error) {
+        let Self { inner, mut course, .. } = self;
+        course.outcome = "unknown";
+        let result = inner.commit().await.map_err(|error| match StoreError::from(error) {
             StoreError::Unavailable(source) => StoreError::CommitUnknown(source),
             other => other,
-        })
+        });
+        course.outcome = match &result {
+            Ok(()) => "committed",
+            Err(StoreError::CommitUnknown(_)) => "unknown",
+            Err(_) => "failed",
+        };
+        result
     }
 }

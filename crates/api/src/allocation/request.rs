@@ -2,6 +2,7 @@
 
 use super::Allocation;
 use crate::{
+    access,
     extract::Json,
     problem::{FieldError, Problem, WriteErrors},
     router::ApiState,
@@ -170,6 +171,7 @@ pub(crate) async fn create_allocation(
     Json(new): Json<NewAllocation>,
 ) -> Result<(StatusCode, Option<[(HeaderName, &'static str); 1]>, Json<Allocation>), Problem> {
     let (view, made) = allocation::request(&state.app, &caller, new.into(), &key).await?;
+    access::name_made("allocation_id", view.row.allocation_id);
     let (status, retry) = match (made, view.row.state) {
         (false, _) => (StatusCode::OK, None),
         (true, AllocationState::Queued) => (StatusCode::ACCEPTED, Some([(header::RETRY_AFTER, ASK_AGAIN_S)])),

@@ -12,6 +12,7 @@ mod loading;
 mod nodes;
 mod requests;
 mod run;
+mod seen;
 mod speaker;
 mod state;
 mod writes;

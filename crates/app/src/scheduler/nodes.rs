@@ -112,6 +112,7 @@ impl Batch<'_> {
         self.state.fresh_nodes.insert(node_id);
         self.writes.heard.insert(node_id, (Some(boot.to_owned()), now));
         if !was_present {
+            tracing::info!(pool = %self.state.pool.pool_id, term = self.state.term, %node_id, "the node is heard");
             node.presence_sequence += 1;
             let sequence = node.presence_sequence;
             self.writes.presence.push(Presence { node_id, sequence, at: now, present: true });
@@ -292,7 +293,9 @@ impl Batch<'_> {
     /// Stops the meters on nodes that fell silent. Their memory stays held.
     pub fn notice_silence(&mut self) -> Result<(), AppError> {
         let silent: Vec<(NodeId, types::Instant)> = self.newly_silent(self.state.time).collect();
+        let (pool, term) = (self.state.pool.pool_id, self.state.term);
         for (node_id, since) in silent {
+            tracing::warn!(%pool, term, %node_id, %since, "the node is silent: its meters stop");
             if let Some(node) = self.state.nodes.get_mut(&node_id) {
                 node.silent = true;
                 // a node that was never heard from has no presence to end

@@ -4,6 +4,7 @@ use super::{
     Answer, Command, Pending, SchedulerSettings,
     batch::{Batch, gather, scope},
     loading,
+    seen::{self, Led},
     state::PoolState,
     writes::Writes,
 };
@@ -44,6 +45,15 @@ struct Leadership {
     state: PoolState,
     /// Until when nobody else can lead, by this machine's steady clock.
     sure_until: Monotonic,
+    led: Led,
+}
+
+impl Leadership {
+    fn new(state: PoolState, sure_until: Monotonic) -> Self {
+        let led = Led::new(&state.pool.name, state.term);
+        led.count(state.queue.len(), state.open.len());
+        Self { state, sure_until, led }
+    }
 }
 
 impl Loop {
@@ -133,7 +143,7 @@ impl Loop {
         let mut tx = self.store.begin("load_pool", scope()).await?;
         let state = loading::load(&mut tx, self.pool, lease, now).await?;
         tracing::info!(pool = %self.pool, term = lease.term, open = state.open.len(), "leads the pool");
-        self.leading = Some(Leadership { state, sure_until: Monotonic::now() + self.settings.lease });
+        self.leading = Some(Leadership::new(state, Monotonic::now() + self.settings.lease));
         metrics::counter!("gpuledger_take_overs_total").increment(1);
         Ok(true)
     }
@@ -179,6 +189,7 @@ impl Loop {
     fn step_down(&mut self, why: &str) {
         if let Some(leading) = self.leading.take() {
             tracing::warn!(pool = %self.pool, term = leading.state.term, why, "no longer leads the pool");
+            metrics::counter!("gpuledger_step_downs_total").increment(1);
         }
     }
 
@@ -210,7 +221,7 @@ impl Loop {
         if batch.is_empty() {
             return;
         }
-        metrics::histogram!("gpuledger_batch_commands")
+        metrics::histogram!("gpuledger_scheduler_batch_commands")
             .record(f64::from(u32::try_from(batch.len()).unwrap_or(u32::MAX)));
         let commands: Vec<(&Command, Instant)> = batch.iter().map(|p| (&p.command, p.at)).collect();
         let limit = self.answered_within();
@@ -295,6 +306,7 @@ impl Loop {
     /// One transaction for all the commands.
     async fn attempt(&mut self, commands: &[(&Command, Instant)]) -> Result<Vec<Result<Answer, AppError>>, AppError> {
         let looks = self.looks();
+        let begun = Monotonic::now();
         let leading = self.leading.as_mut().ok_or(AppError::NotLeading)?;
         let state = &mut leading.state;
         let mut tx = begin(&self.store, "pool_batch", &self.settings).await?;
@@ -345,9 +357,13 @@ impl Loop {
             return Ok(answers);
         }
         let (now, term) = (batch.state.time, batch.state.term);
+        let changes = seen::changes(&writes.history);
         writes.flush(&mut tx, now).await?;
         store::leadership::keep_time(&mut tx, self.pool, term, now).await?;
         tx.commit().await?;
+        metrics::histogram!("gpuledger_scheduler_batch_seconds").record(begun.elapsed());
+        leading.led.count(leading.state.queue.len(), leading.state.open.len());
+        seen::say(self.pool, term, &changes);
         for id in changed {
             // nobody may be waiting
             let _ = self.changes.send(id);
@@ -360,10 +376,13 @@ impl Loop {
         let Some(leading) = self.leading.take() else { return };
         if matches!(error, AppError::Unavailable(_) | AppError::NotLeading) {
             // lost lease, lost connection, unknown outcome: whoever takes the lease next reads what really happened
-            tracing::warn!(pool = %self.pool, %error, "steps down");
+            tracing::warn!(pool = %self.pool, term = leading.state.term, %error, "steps down");
+            metrics::counter!("gpuledger_step_downs_total").increment(1);
+            let Leadership { state, led, .. } = leading;
+            drop(led);
             let given_up = async {
                 let mut tx = self.store.begin("give_up_lease", scope()).await?;
-                store::leadership::give_up(&mut tx, self.pool, leading.state.term, leading.state.time).await?;
+                store::leadership::give_up(&mut tx, self.pool, state.term, state.time).await?;
                 Ok(tx.commit().await?)
             };
             if within(self.settings.lease, given_up).await.is_ok() {
@@ -371,18 +390,19 @@ impl Loop {
             }
             return;
         }
-        let sure_until = leading.sure_until;
-        let lease = store::leadership::Lease { term: leading.state.term, pool_time: leading.state.time };
+        let Leadership { state: before, sure_until, led } = leading;
+        drop(led);
+        let lease = store::leadership::Lease { term: before.term, pool_time: before.time };
         let reloaded = within(LOADED_WITHIN, async {
             let mut tx = self.store.begin("load_pool", scope()).await?;
-            let mut state = loading::load(&mut tx, self.pool, lease, leading.state.time).await?;
-            state.leader_since = leading.state.leader_since;
-            keep_signs(&mut state, leading.state);
+            let mut state = loading::load(&mut tx, self.pool, lease, before.time).await?;
+            state.leader_since = before.leader_since;
+            keep_signs(&mut state, before);
             Ok::<_, AppError>(state)
         })
         .await;
         match reloaded {
-            Ok(state) => self.leading = Some(Leadership { state, sure_until }),
+            Ok(state) => self.leading = Some(Leadership::new(state, sure_until)),
             Err(error) => tracing::error!(pool = %self.pool, %error, "the pool's state could not be read anew"),
         }
     }
