@@ -1,15 +1,13 @@
 //! The commands, as processes: what they print, and with which status they end.
 
 use crate::{
-    deployment::{Deployment, OPERATOR, PASSWORD, Ran, eventually, run, text},
+    deployment::{Deployment, OPERATOR, PASSWORD, Ran, run, text},
     past,
-    world::{MODEL, card, number},
 };
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, PgConnection};
 use std::{fs, os::unix::fs::PermissionsExt};
 use support::Database;
-use types::Bytes;
 
 const GIB: u64 = 1 << 30;
 
@@ -104,7 +102,7 @@ async fn a_member_does_everything_with_commands() {
 
 async fn execute(owner: &mut PgConnection, statement: &str) {
     let done = sqlx::query(AssertSqlSafe(statement.to_owned())).execute(owner).await.unwrap();
-    assert!(statement.starts_with("grant") || statement.contains("table") || done.rows_affected() > 0, "{statement}");
+    assert!(done.rows_affected() > 0, "{statement}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -163,115 +161,6 @@ async fn an_invoice_is_identical_until_somebody_tampers_and_then_it_is_said_wher
     assert!(run(&["verify-invoice", &past.number], &environment, "").expect(1).contains("quantity"));
     let invoices = run(&["invoices"], &environment, "").expect(0);
     assert!(invoices.contains(&past.number) && invoices.contains(&past.month), "{invoices}");
-}
-
-fn findings(ran: Ran, code: i32) -> Vec<(String, String, String)> {
-    let found = ran.json(code);
-    let all = found["findings"].as_array().unwrap().iter();
-    all.map(|f| (text(&f["severity"]), text(&f["check"]), text(&f["what"]))).filter(|(s, ..)| s != "good").collect()
-}
-
-/// Something that is wrong with a database, and what the doctor says of it.
-struct Trouble {
-    plant: String,
-    /// Absent where it stays.
-    undo: Option<&'static str>,
-    check: &'static str,
-    said: String,
-}
-
-fn troubles(gpu: String, next_month: String) -> Vec<Trouble> {
-    [
-        (
-            "grant update on interval to gpuledger_service",
-            "revoke update on table interval from gpuledger_service",
-            "rights",
-            "UPDATE on interval",
-        ),
-        (
-            "alter table allocation disable row level security",
-            "alter table allocation enable row level security",
-            "walls",
-            "allocation",
-        ),
-        ("update interval set bytes = bytes + 1", "update interval set bytes = bytes - 1", "balance", &*gpu),
-        (
-            "update interval set ends_at = ends_at - interval '1 second'",
-            "update interval set ends_at = ends_at + interval '1 second'",
-            "balance",
-            &*gpu,
-        ),
-        (
-            "update user_account set disabled_at = now()",
-            "update user_account set disabled_at = null",
-            "operators",
-            "nobody can log in",
-        ),
-    ]
-    .into_iter()
-    .map(|(plant, undo, check, said)| Trouble {
-        plant: plant.to_owned(),
-        undo: Some(undo),
-        check,
-        said: said.to_owned(),
-    })
-    .chain([Trouble {
-        plant: format!("drop table reading_{next_month}"),
-        undo: None,
-        check: "months",
-        said: next_month.clone(),
-    }])
-    .collect()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_doctor_finds_nothing_in_a_healthy_deployment_and_names_each_trouble() {
-    let (database, _) = past::hours().await;
-    let deployment = Deployment::on(database, &[]).await;
-    let pool = text(&deployment.operator.get("/v1/pools").await.expect(200)["items"][0]["pool_id"]);
-    let gpu = json!(card(MODEL, past::CARD, Some(Bytes::ZERO), number(past::HOST, 0)));
-    let node = deployment.join(&pool, past::HOST, vec![gpu]).await;
-    let examine = || run(&["doctor", "--json"], &[("DATABASE_URL", &deployment.database_url)], "");
-    eventually("every task has run", 20, async || {
-        let tasks: i64 = sqlx::query_scalar("select count(*) from task where last_run_at is not null")
-            .fetch_one(&mut deployment.owner().await)
-            .await
-            .unwrap();
-        (tasks >= 4).then_some(())
-    })
-    .await;
-    node.report(&[]).await.expect(200);
-    eventually("the leader stored that it heard the node", 10, async || {
-        let heard = "select last_heard > clock_timestamp() - interval '1 minute' from node";
-        let heard: bool = sqlx::query_scalar(heard).fetch_one(&mut deployment.owner().await).await.unwrap();
-        heard.then_some(())
-    })
-    .await;
-    assert_eq!(findings(examine(), 0), []);
-
-    let mut owner = deployment.owner().await;
-    let gpu: String = sqlx::query_scalar("select gpu_id::text from interval").fetch_one(&mut owner).await.unwrap();
-    let next: String = sqlx::query_scalar("select to_char((now() at time zone 'UTC') + interval '31 days', 'YYYY_MM')")
-        .fetch_one(&mut owner)
-        .await
-        .unwrap();
-    for Trouble { plant, undo, check, said } in troubles(gpu, next) {
-        execute(&mut owner, &plant).await;
-        let code = if check == "operators" { 0 } else { 1 };
-        let found = findings(examine(), code);
-        assert!(found.iter().all(|(_, c, _)| c == check) && !found.is_empty(), "{plant}: {found:?}");
-        assert!(found.iter().any(|(_, _, what)| what.contains(&said)), "{plant}: {found:?}");
-        if let Some(undo) = undo {
-            execute(&mut owner, undo).await;
-            assert_eq!(findings(examine(), 0), [], "{undo}");
-        }
-    }
-    let words = run(&["doctor"], &[("DATABASE_URL", &deployment.database_url)], "");
-    assert!(words.err.contains("1 problem"), "{words:?}");
-    assert!(words.expect(1).contains("-> "), "a problem comes with what to do");
-    let away =
-        findings(run(&["doctor", "--json"], &[("DATABASE_URL", "postgres://nobody@127.0.0.1:1/nothing")], ""), 1);
-    assert_eq!(away[0].1, "postgres", "{away:?}");
 }
 
 #[test]

@@ -5,11 +5,13 @@
 
 mod agent;
 mod authorisation;
+mod backup;
 mod balance;
 mod charge;
 mod cli;
 mod cluster;
 mod deployment;
+mod doctor;
 mod hostile;
 mod http;
 mod invitation;

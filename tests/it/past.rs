@@ -1,10 +1,13 @@
 //! A month that is over: what ran in it and its invoice, made in virtual time on a database that a real server then takes.
 
-use crate::world::{World, ask, operator};
+use crate::{
+    reading::{reading, send},
+    world::{Host, World, ask, operator},
+};
 use app::invoice;
 use jiff::{ToSpan, civil::Date, tz::TimeZone};
 use support::Database;
-use types::{Bytes, ChargeId, Clock, Instant, InvoiceId, TenantId};
+use types::{Bytes, ChargeId, Clock, Instant, InvoiceId, PartId, TenantId, wire::Reading};
 
 /// What the month left.
 #[derive(Debug)]
@@ -28,11 +31,14 @@ pub async fn month() -> Past {
     let first = today().first_of_month();
     let before = first.checked_sub(1.month()).unwrap();
     let mut world = World::new(&instant(before.checked_add(9.days()).unwrap()).to_string()).await;
-    world.host(HOST, &[CARD]).await;
+    let mut host = world.host(HOST, &[CARD]).await;
     let (tenant, _, _) = world.paying_tenant("past", "UTC", "USD", &instant(before).to_string()).await;
-    let one = world.run(tenant, ask(Bytes(10_000_000_000), 1)).await.row.allocation_id;
+    let began = world.now();
+    let first_run = world.run(tenant, ask(Bytes(10_000_000_000), 1)).await;
+    let one = first_run.row.allocation_id;
     let other = world.run(tenant, ask(Bytes(20_000_000_000), 1)).await.row.allocation_id;
     world.pass(3600);
+    measure(&world, &mut host, first_run.parts[0].row.part_id, began).await;
     world.release(one).await;
     world.pass(3600);
     world.release(other).await;
@@ -41,6 +47,33 @@ pub async fn month() -> Past {
     let (row, _, _) = invoice::issue(&world.app, &operator(), tenant, &month, None).await.unwrap();
     let charge = invoice::charges(&world.app, &operator(), row.invoice_id, 1).await.unwrap()[0].charge_id;
     Past { database: leave(world).await, tenant, invoice: row.invoice_id, number: row.number, charge, month }
+}
+
+/// The host measured the first minutes of a part. Its batches are of every kind: with rows set aside between accepted ones,
+/// empty, with a clock that is a little off, and with one so far off that an operator ruled on it.
+async fn measure(world: &World, host: &mut Host, part: PartId, began: Instant) {
+    let (granted, used) = (Bytes(10_000_000_000), Bytes(7_000_000_000));
+    let window = |minute: i64| {
+        let from = began.plus_secs(60 * minute);
+        reading(part, from, from.plus_secs(60), granted, used)
+    };
+    let now = world.now();
+    let false_one = Reading { used: Some(CARD.over_millis(120_000)), ..window(2) };
+    let batches = [
+        (now, vec![window(0), window(1), false_one, window(3), window(4)]),
+        (now, Vec::new()),
+        (now.plus_secs(5), vec![window(5), window(6)]),
+        (now.plus_secs(90), vec![window(9), window(10)]),
+        (now, vec![window(12)]),
+    ];
+    for (sent_at, readings) in batches {
+        let batch = host.batch(sent_at, readings);
+        send(world, host, &batch).await.unwrap();
+    }
+    for row in app::set_aside::list(&world.app, &operator(), false, None, 100).await.unwrap() {
+        let accept = row.reason == "skew" && row.starts_at == window(10).start;
+        app::set_aside::rule(&world.app, &operator(), row.set_aside_id, accept, None).await.unwrap();
+    }
 }
 
 /// The last three hours: a tenant ran 10 GB in the first of them.

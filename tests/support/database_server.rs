@@ -18,7 +18,7 @@ pub struct DatabaseServer {
 #[derive(Debug)]
 enum Kind {
     SomebodyElses,
-    Private(Running),
+    Private(Box<Running>),
     #[cfg(feature = "containers")]
     Container(Box<container::Container>),
 }
@@ -47,7 +47,7 @@ impl DatabaseServer {
         Ok(Self {
             url: running.url().to_owned(),
             description: running.describe().to_owned(),
-            kind: Kind::Private(running),
+            kind: Kind::Private(Box::new(running)),
         })
     }
 

@@ -7,9 +7,15 @@ use crate::{
     error::{CliError, exit},
     output,
 };
-use app::doctor::{Finding, Severity};
+use app::doctor::{Depth, Finding, Severity};
+use postgres::Disk;
 use serde_json::json;
-use std::path::Path;
+use std::{path::Path, time::Duration};
+
+/// The longest statement where everything is looked at.
+const LONGEST_STATEMENT: Duration = Duration::from_secs(86_400);
+/// A private Postgres with less room than this on its disk is near the end, in bytes.
+const LITTLE_ROOM: u64 = 1 << 30;
 
 /// How to report.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -17,18 +23,24 @@ pub struct DoctorArgs {
     /// Print the findings as JSON
     #[arg(long)]
     json: bool,
+    /// Look at everything since the beginning: make every invoice and every stream's chain again, and balance every hour
+    ///
+    /// After a restore, and from time to time. It reads the whole ledger, which takes as long as it takes.
+    #[arg(long)]
+    full: bool,
 }
 
 /// Checks everything and prints what was found; the exit status says whether there was a problem.
 pub(crate) async fn run(file: Option<&Path>, args: DoctorArgs) -> Result<u8, CliError> {
-    let findings = examine(file).await;
+    let depth = if args.full { Depth::Everything } else { Depth::Recent };
+    let findings = examine(file, depth).await;
     if args.json {
         output::json(&json!({ "findings": findings }))?;
     } else {
         for finding in &findings {
-            output::line(format_args!("{:<8} {:<11} {}", finding.severity.to_string(), finding.check, finding.what))?;
+            output::line(format_args!("{:<8} {:<12} {}", finding.severity.to_string(), finding.check, finding.what))?;
             if let Some(remedy) = &finding.remedy {
-                output::line(format_args!("{:<20} -> {remedy}", ""))?;
+                output::line(format_args!("{:<21} -> {remedy}", ""))?;
             }
         }
     }
@@ -41,8 +53,8 @@ pub(crate) async fn run(file: Option<&Path>, args: DoctorArgs) -> Result<u8, Cli
     Ok(exit::DONE)
 }
 
-async fn examine(file: Option<&Path>) -> Vec<Finding> {
-    let config = match Config::load(file) {
+async fn examine(file: Option<&Path>, depth: Depth) -> Vec<Finding> {
+    let mut config = match Config::load(file) {
         Ok(config) => config,
         Err(error) => {
             let remedy = "correct it; `gpuledger config` shows every key";
@@ -61,13 +73,47 @@ async fn examine(file: Option<&Path>) -> Vec<Finding> {
         }
     };
     findings.push(Finding::good("postgres", running.describe()));
+    findings.extend(running.disk().map(disk));
+    if depth == Depth::Everything {
+        config.database.statement_timeout = LONGEST_STATEMENT;
+    }
     match database::app(&config, running.url()) {
         Ok(app) => {
-            findings.extend(app::doctor::examine(&app, running.url()).await);
+            findings.extend(app::doctor::examine(&app, running.url(), depth).await);
             app.store.close().await;
         }
         Err(error) => findings.push(Finding::problem("postgres", error.explain(), "correct database.url")),
     }
     database::leave(running).await;
     findings
+}
+
+/// The disk of a private Postgres: when it is full, nothing is taken any more.
+fn disk(disk: Disk) -> Finding {
+    const CHECK: &str = "disk";
+    let percent = disk.free.saturating_mul(100) / disk.total.max(1);
+    let what = format!("{} MiB of {} MiB are free where the data is ({percent} %)", disk.free >> 20, disk.total >> 20);
+    let remedy = "make room on the disk, or move the data to a larger one";
+    if percent < 5 || disk.free < LITTLE_ROOM {
+        Finding::problem(CHECK, what, remedy)
+    } else if percent < 15 {
+        Finding::warning(CHECK, what, remedy)
+    } else {
+        Finding::good(CHECK, what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_a_problem_before_it_is_full() {
+        let of = |free, total| disk(Disk { free, total }).severity;
+        assert_eq!(of(50 << 30, 100 << 30), Severity::Good);
+        assert_eq!(of(14 << 30, 100 << 30), Severity::Warning);
+        assert_eq!(of(4 << 30, 100 << 30), Severity::Problem);
+        assert_eq!(of(900 << 20, 2 << 30), Severity::Problem);
+        assert_eq!(of(0, 0), Severity::Problem);
+    }
 }

@@ -100,6 +100,7 @@ pub(crate) fn run(folder: Folder, programs: &Programs, owner: &Owner) -> Result<
                 url: url(&folder.password()?, port, DATABASE),
                 description: format!("{programs}, started by another process, {}", folder.describe()),
                 programs: Some(programs.folder.clone()),
+                data: Some(folder.path().to_owned()),
                 started: None,
             });
         }
@@ -130,6 +131,7 @@ fn start(folder: Folder, lock: File, programs: &Programs, owner: &Owner) -> Resu
                     url: url(&password, port, database),
                     description,
                     programs: Some(programs.folder.clone()),
+                    data: Some(folder.path().to_owned()),
                     started: Some(Server { postgres, watchdog, folder, _lock: lock }),
                 });
             }

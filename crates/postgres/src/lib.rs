@@ -150,7 +150,17 @@ pub struct Running {
     url: Url,
     description: String,
     programs: Option<PathBuf>,
+    /// Where the data of a private one is.
+    data: Option<PathBuf>,
     started: Option<cluster::Server>,
+}
+
+/// Room on a disk, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Disk {
+    /// For whom the disk is not reserved.
+    pub free: u64,
+    pub total: u64,
 }
 
 /// A connection URL whose database can be replaced; `Debug` hides the password.
@@ -213,6 +223,14 @@ impl Running {
         self.programs.as_deref()
     }
 
+    /// The room where the data of a private server is; absent for one that somebody else runs.
+    #[must_use]
+    pub fn disk(&self) -> Option<Disk> {
+        let disk = nix::sys::statvfs::statvfs(self.data.as_ref()?).ok()?;
+        let block = disk.fragment_size();
+        Some(Disk { free: disk.blocks_available() * block, total: disk.blocks() * block })
+    }
+
     /// Whether the server ended by itself, if this process started it: only then is there something to start again.
     pub fn has_ended(&mut self) -> bool {
         self.started.as_mut().is_some_and(cluster::Server::has_ended)
@@ -236,6 +254,7 @@ pub fn find(settings: &Settings) -> Result<Running, NoPostgres> {
             description: format!("PostgreSQL at {} (DATABASE_URL)", url.without_secrets()),
             url,
             programs: None,
+            data: None,
             started: None,
         });
     }

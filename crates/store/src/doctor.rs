@@ -1,6 +1,10 @@
 //! What a check of a deployment looks at: the server and its roles, rights and walls, and rows that tell of trouble.
 //! Nothing here judges.
 
+pub mod ledger;
+pub mod server;
+pub mod stream;
+
 use crate::{error::StoreError, node_refusal::RefusalReason, time::At, tx::Tx};
 use sqlx::{Connection, PgConnection, Row};
 use types::{Instant, PoolId, SetAsideId};
@@ -39,6 +43,8 @@ pub struct Server {
     pub version: String,
     /// Who connected.
     pub user: String,
+    /// Whether it still recovers from a crash or a backup, or follows another server: it takes no writes.
+    pub is_in_recovery: bool,
     /// The role that the service works as; absent before the first migration.
     pub role: Option<ServiceRole>,
 }
@@ -59,7 +65,8 @@ pub struct ServiceRole {
 pub async fn server(url: &str) -> Result<Server, StoreError> {
     let mut connection = PgConnection::connect(url).await?;
     let row = sqlx::query(
-        "select current_setting('server_version_num')::integer, current_setting('server_version'), session_user::text",
+        "select current_setting('server_version_num')::integer, current_setting('server_version'), session_user::text,
+            pg_is_in_recovery()",
     )
     .fetch_one(&mut connection)
     .await?;
@@ -78,7 +85,13 @@ pub async fn server(url: &str) -> Result<Server, StoreError> {
             })
         })
         .transpose()?;
-    let server = Server { version_number: row.try_get(0)?, version: row.try_get(1)?, user: row.try_get(2)?, role };
+    let server = Server {
+        version_number: row.try_get(0)?,
+        version: row.try_get(1)?,
+        user: row.try_get(2)?,
+        is_in_recovery: row.try_get(3)?,
+        role,
+    };
     connection.close().await?;
     Ok(server)
 }
@@ -119,7 +132,33 @@ pub async fn excessive_rights(tx: &mut Tx) -> Result<Vec<(String, String)>, Stor
     Ok(rows.into_iter().map(|r| (r.table, r.right)).collect())
 }
 
-/// Tables with a tenant's rows that row security does not hold.
+/// Rights that the service's role needs and lacks: table or function, and right.
+///
+/// # Errors
+/// What the database says.
+pub async fn missing_rights(tx: &mut Tx) -> Result<Vec<(String, String)>, StoreError> {
+    let append_only = APPEND_ONLY.map(str::to_owned);
+    let rows = sqlx::query!(
+        r#"with ours as (
+             select c.oid, c.relname::text as name, (c.relname = any($1) or c.relname like 'reading\_%') as append_only
+               from pg_class c join pg_namespace n on n.oid = c.relnamespace
+              where n.nspname = 'public' and c.relkind in ('r', 'p'))
+           select name as "object!", r.r as "right!" from ours cross join unnest(array['SELECT', 'INSERT', 'UPDATE']) as r (r)
+            where not has_table_privilege('gpuledger_service', oid, r.r)
+              and (r.r = 'SELECT' or (name <> 'schema_migration' and not (append_only and r.r = 'UPDATE')))
+           union all
+           select 'make_reading_month', 'EXECUTE'
+            where not has_function_privilege('gpuledger_service', 'public.make_reading_month(date)', 'EXECUTE')
+           order by 1, 2"#,
+        &append_only
+    )
+    .fetch_all(tx.connection())
+    .await?;
+    Ok(rows.into_iter().map(|r| (r.object, r.right)).collect())
+}
+
+/// Tables with a tenant's rows that row security does not hold: it is off, or has no policy, or one that shows rows to
+/// whoever names no tenant.
 ///
 /// # Errors
 /// What the database says.
@@ -129,7 +168,11 @@ pub async fn tables_without_wall(tx: &mut Tx) -> Result<Vec<String>, StoreError>
              join pg_namespace n on n.oid = c.relnamespace and n.nspname = 'public'
              join pg_attribute a on a.attrelid = c.oid and a.attname = 'tenant_id' and not a.attisdropped
             where c.relkind in ('r', 'p')
-              and not (c.relrowsecurity and exists (select 1 from pg_policy p where p.polrelid = c.oid))
+              and (not c.relrowsecurity
+                   or not exists (select 1 from pg_policy p where p.polrelid = c.oid)
+                   or exists (select 1 from pg_policy p
+                        where p.polrelid = c.oid and p.polpermissive and p.polcmd <> 'a'
+                          and coalesce(pg_get_expr(p.polqual, p.polrelid), 'true') not like '%app.tenants%'))
             order by 1"#
     )
     .fetch_all(tx.connection())

@@ -30,12 +30,17 @@ pub async fn verify(app: &App, caller: &Caller, id: InvoiceId) -> Result<Verific
     let tenant_id = row.tenant_id;
     let mut tx = app.store.begin_snapshot("invoice.verify", Scope::Tenant(tenant_id)).await?;
     let tenant = store::tenant::get(&mut tx, tenant_id).await?.ok_or(AppError::NotFound("tenant"))?;
-    let charges: Vec<billing::Charge> =
-        charge::of_invoice(&mut tx, tenant_id, id, None).await?.into_iter().map(|row| row.charge).collect();
-    let sources = sources(&mut tx, tenant_id, &charges).await?;
-    let schedule = schedule(&mut tx, &tenant).await?;
+    let rows = charge::of_invoice(&mut tx, tenant_id, id, None).await?;
     let document = parse(&row)?;
     let mut differences = header_differences(&row, &document);
+    differences.extend(rows.iter().filter(|charge| document.line_of(&charge.charge) != Some(charge.line_number)).map(
+        |charge| {
+            format!("charge {}: stands on line {}, where it does not belong", charge.charge_id, charge.line_number)
+        },
+    ));
+    let charges: Vec<billing::Charge> = rows.into_iter().map(|row| row.charge).collect();
+    let sources = sources(&mut tx, tenant_id, &charges).await?;
+    let schedule = schedule(&mut tx, &tenant).await?;
     let (charge_count, facts) = (charges.len(), sources.len());
     let stored = Stored { document, charges, digest: row.digest.clone() };
     differences.extend(rules::verify(&stored, &Facts { sources, schedule }).iter().map(ToString::to_string));
@@ -68,6 +73,9 @@ async fn sources(tx: &mut Tx, tenant: TenantId, charges: &[billing::Charge]) -> 
 /// What stands beside the document must say the same as it.
 fn header_differences(row: &InvoiceRow, document: &billing::Document) -> Vec<String> {
     let total = document.total.minor().to_string();
+    // what says the same in other words hides what only some readers see, such as a field given twice
+    let text = serde_json::to_string(document).is_ok_and(|text| text == row.document);
+    let text = (!text).then(|| "invoice: the document's text is not as it was written".to_owned());
     [
         ("total", row.total_minor.to_string(), total),
         ("period", row.period.clone(), document.period.label.clone()),
@@ -78,6 +86,7 @@ fn header_differences(row: &InvoiceRow, document: &billing::Document) -> Vec<Str
     .into_iter()
     .filter(|(_, stored, printed)| stored != printed)
     .map(|(field, stored, printed)| format!("invoice: {field} is stored as {stored}, the document says {printed}"))
+    .chain(text)
     .collect()
 }
 
