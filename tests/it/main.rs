@@ -18,6 +18,7 @@ mod invitation;
 mod invoice;
 mod log;
 mod metric;
+mod migration;
 mod model;
 mod node;
 mod node_credential;

@@ -44,15 +44,27 @@ impl Database {
         }
     }
 
+    /// One without anything in it, to be migrated.
+    ///
+    /// # Panics
+    /// When there is no Postgres, or it refuses: a test cannot go on then.
+    pub async fn empty() -> Self {
+        let server = SERVER.get_or_init(find).await;
+        let made = async {
+            let name = new_name();
+            execute(&mut connect(server.url()).await?, format!("CREATE DATABASE {name}")).await?;
+            Ok::<_, String>(Self { url: url_of(server.url(), &name)?, name, server_url: server.url().to_owned() })
+        };
+        match made.await {
+            Ok(database) => database,
+            Err(error) => panic!("no database on {}: {error}", server.describe()),
+        }
+    }
+
     async fn create(server_url: &str) -> Result<Self, String> {
         let mut server = connect(server_url).await?;
         let template = template(&mut server, server_url).await?;
-        let name = format!(
-            "{PREFIX}{}_{}_{}",
-            Clock::System.now().as_millis(),
-            std::process::id(),
-            COUNT.fetch_add(1, Ordering::Relaxed)
-        );
+        let name = new_name();
         // copying files beats writing the copy to the log, for a template this small on a server without fsync
         execute(&mut server, format!("CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")).await?;
         Ok(Self { url: url_of(server_url, &name)?, name, server_url: server_url.to_owned() })
@@ -97,6 +109,11 @@ impl Drop for Database {
             eprintln!("{} is left over: {error}", self.name);
         }
     }
+}
+
+fn new_name() -> String {
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("{PREFIX}{}_{}_{count}", Clock::System.now().as_millis(), std::process::id())
 }
 
 async fn find() -> DatabaseServer {

@@ -61,7 +61,12 @@ pub async fn check_schema(url: &str) -> Result<(), StoreError> {
     check(&applied)?;
     let missing = MIGRATIONS.iter().filter(|m| applied.iter().all(|(version, _)| *version != m.version)).count();
     if missing > 0 {
-        return Err(StoreError::Schema(format!("the database lacks {missing} migrations: run `gpuledger migrate`")));
+        let (theirs, ours) = (applied.iter().map(|(version, _)| *version).max().unwrap_or(0), newest().unwrap_or(0));
+        return Err(StoreError::Schema(format!(
+            "the database has schema {theirs} and lacks {missing} migrations up to {ours}, which this gpuledger ({}) needs: \
+             run `gpuledger migrate`, or start `gpuledger serve` without --no-migrate",
+            env!("CARGO_PKG_VERSION")
+        )));
     }
     Ok(())
 }
@@ -78,20 +83,25 @@ async fn applied(connection: &mut PgConnection) -> Result<Vec<(i64, Vec<u8>)>, S
 }
 
 fn check(applied: &[(i64, Vec<u8>)]) -> Result<(), StoreError> {
+    let ours = newest().unwrap_or(0);
+    if let Some((theirs, _)) =
+        applied.iter().rev().find(|(version, _)| MIGRATIONS.iter().all(|m| m.version != *version))
+    {
+        return Err(StoreError::Schema(format!(
+            "the database has schema {theirs}, this gpuledger ({}) knows schemas up to {ours}: a newer gpuledger migrated it. \
+             Use that one; there is no way back but a backup from before",
+            env!("CARGO_PKG_VERSION")
+        )));
+    }
     for (version, checksum) in applied {
-        match MIGRATIONS.iter().find(|m| m.version == *version) {
-            None => {
-                return Err(StoreError::Schema(format!(
-                    "the database has migration {version}, which this binary does not know: it was migrated by a newer \
-                     gpuledger; use that one"
-                )));
-            }
-            Some(known) if known.checksum.as_ref() != checksum.as_slice() => {
-                return Err(StoreError::Schema(format!(
-                    "migration {version} was applied with another text than this binary carries"
-                )));
-            }
-            Some(_) => {}
+        let known = MIGRATIONS.iter().find(|m| m.version == *version);
+        if let Some(known) = known.filter(|known| known.checksum.as_ref() != checksum.as_slice()) {
+            return Err(StoreError::Schema(format!(
+                "migration {version} ({}) was applied with another text than this gpuledger ({}) carries: use the one that \
+                 applied it, or a released one with a backup from before",
+                known.description,
+                env!("CARGO_PKG_VERSION")
+            )));
         }
     }
     Ok(())
