@@ -137,7 +137,7 @@ async fn a_server_that_is_asked_to_end_answers_what_is_under_way() {
         .collect();
     eventually("both are under way", 10, async || {
         let log = deployment.server.log();
-        let lines = log.lines().filter(|line| line.contains(&format!("allocation_id={queued}")));
+        let lines = log.lines().filter(|line| line.contains("operation=\"get_allocation\"") && line.contains(&queued));
         let ids = lines.filter_map(|line| Some(line.split_once("request_id=")?.1.split_once(' ')?.0));
         (ids.collect::<BTreeSet<_>>().len() == 2).then_some(())
     })

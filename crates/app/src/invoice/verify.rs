@@ -33,17 +33,18 @@ pub async fn verify(app: &App, caller: &Caller, id: InvoiceId) -> Result<Verific
     let rows = charge::of_invoice(&mut tx, tenant_id, id, None).await?;
     let document = parse(&row)?;
     let mut differences = header_differences(&row, &document);
-    differences.extend(rows.iter().filter(|charge| document.line_of(&charge.charge) != Some(charge.line_number)).map(
-        |charge| {
-            format!("charge {}: stands on line {}, where it does not belong", charge.charge_id, charge.line_number)
-        },
-    ));
+    let misplaced: Vec<String> = rows
+        .iter()
+        .filter(|row| document.line_of(&row.charge).is_some_and(|line| line != row.line_number))
+        .map(|row| format!("charge {}: stands on line {}, where it does not belong", row.charge_id, row.line_number))
+        .collect();
     let charges: Vec<billing::Charge> = rows.into_iter().map(|row| row.charge).collect();
     let sources = sources(&mut tx, tenant_id, &charges).await?;
     let schedule = schedule(&mut tx, &tenant).await?;
     let (charge_count, facts) = (charges.len(), sources.len());
     let stored = Stored { document, charges, digest: row.digest.clone() };
     differences.extend(rules::verify(&stored, &Facts { sources, schedule }).iter().map(ToString::to_string));
+    differences.extend(misplaced);
     drop(tx);
     differences.extend(chain_differences(app, &row).await?);
     Ok(Verification { invoice: row, charges: charge_count, facts, differences })
