@@ -184,8 +184,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 pub fn router(state: ApiState) -> Router {
     let (documented, document) = routes().split_for_parts();
     let page = SwaggerUi::new("/docs").url("/v1/openapi.json", document.clone());
-    let all =
-        documented.route("/", get(welcome)).route(server::COMMANDS, post(server::take_command)).merge(page);
+    let all = documented.route("/", get(welcome)).route(server::COMMANDS, post(server::take_command)).merge(page);
     layers::around(all, &state, &document).with_state(state)
 }
 

@@ -118,7 +118,7 @@ async fn check_balance(app: &App) -> Result<(), AppError> {
     let gpus: Vec<_> =
         store::gpu::page(&mut tx, None, None, None, i64::MAX).await?.into_iter().map(|gpu| gpu.gpu_id).collect();
     let wrong = balance::imbalances(&balance::of_gpus(&mut tx, &gpus, day, now).await?);
-    metrics::gauge!("gpuledger_hours_out_of_balance").set(u32::try_from(wrong.len()).unwrap_or(u32::MAX));
+    metrics::gauge!("gpuledger_balance_differences").set(u32::try_from(wrong.len()).unwrap_or(u32::MAX));
     for imbalance in wrong.iter().take(20) {
         let crate::error::Imbalance { gpu_id, hour, difference } = imbalance;
         tracing::error!(%gpu_id, %hour, %difference, "a GPU's hour does not balance");

@@ -116,8 +116,7 @@ impl Store {
             idle.as_millis(),
             statement.as_millis()
         );
-        let inner = self.pool.begin_with(AssertSqlSafe(begin)).await?;
-        Ok(Tx { inner, scope, name })
+        self.begin_with(name, scope, begin).await
     }
 
     /// Begins a transaction that sees one instant's state throughout and writes nothing.
