@@ -104,12 +104,32 @@ pub async fn dry_run(app: &App, caller: &Caller, ask: Ask) -> Result<DryRun, App
     }
 }
 
+/// Whose project and which pool a request names.
+pub(crate) type Asked = (TenantId, Option<ProjectId>, Option<PoolId>);
+/// What is meant by it.
+pub(crate) type Resolved = (ProjectId, PoolId);
+
 /// Finds project and pool, which must be the tenant's and exist.
 async fn resolve(app: &App, caller: &Caller, ask: Ask) -> Result<(PoolId, NewRequest), AppError> {
     caller.require(&MAY_USE)?;
     let tenant_id = caller.tenant(ask.tenant_id)?;
+    let asked = (tenant_id, ask.project_id, ask.pool_id);
+    // projects and pools stay for ever once they are there
+    let (project_id, pool_id) = match app.resolved.get(&asked) {
+        Some(known) => known,
+        None => {
+            let found = look_up(app, asked).await?;
+            app.resolved.put(asked, found);
+            found
+        }
+    };
+    let new = NewRequest { tenant_id, project_id, actor: caller.actor(), request: ask.request, key: None };
+    Ok((pool_id, new))
+}
+
+async fn look_up(app: &App, (tenant_id, project_id, pool_id): Asked) -> Result<Resolved, AppError> {
     let mut tx = app.store.begin("allocation.resolve", Scope::Tenant(tenant_id)).await?;
-    let project_id = match ask.project_id {
+    let project_id = match project_id {
         Some(id) => {
             let known = store::project::get(&mut tx, tenant_id, id).await?;
             known.ok_or(AppError::NotFound("project"))?.project_id
@@ -121,7 +141,7 @@ async fn resolve(app: &App, caller: &Caller, ask: Ask) -> Result<(PoolId, NewReq
                 .project_id
         }
     };
-    let pool_id = match ask.pool_id {
+    let pool_id = match pool_id {
         Some(id) => store::pool::get(&mut tx, id).await?.ok_or(AppError::NotFound("pool"))?.pool_id,
         None => match store::pool::page(&mut tx, None, 2).await?.as_slice() {
             [only] => only.pool_id,
@@ -129,8 +149,7 @@ async fn resolve(app: &App, caller: &Caller, ask: Ask) -> Result<(PoolId, NewReq
             _ => return Err(AppError::invalid("pool_id", "is needed: there are several pools")),
         },
     };
-    let new = NewRequest { tenant_id, project_id, actor: caller.actor(), request: ask.request, key: None };
-    Ok((pool_id, new))
+    Ok((project_id, pool_id))
 }
 
 /// An allocation with its parts.
@@ -301,11 +320,27 @@ async fn change(
     if !matches!(caller.principal, Principal::Node { .. }) {
         caller.require(&MAY_USE)?;
     }
+    let command = || command(id, caller.principal.clone());
+    let mut away = None;
+    // the leader of the only pool has all that is open in memory; elsewhere the row says which pool it is
+    if let [only] = app.schedulers.pools()[..]
+        && app.schedulers.leads(only)
+    {
+        match app.ask(only, command()).await {
+            Ok(Answer::Stored(_)) => {}
+            Err(error @ AppError::Unavailable(_)) => away = Some(error),
+            answer => return shown(app, caller, answer?).await.map(|(view, _)| view),
+        }
+    }
+    // what has ended is shown also while nobody leads
     let view = get(app, caller, id).await?;
     if view.row.state.is_final() {
         return Ok(view);
     }
-    let answer = app.ask(view.row.pool_id, command(id, caller.principal.clone())).await?;
+    if let Some(error) = away {
+        return Err(error);
+    }
+    let answer = app.ask(view.row.pool_id, command()).await?;
     shown(app, caller, answer).await.map(|(view, _)| view)
 }
 

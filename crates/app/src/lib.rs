@@ -45,6 +45,7 @@ pub use scheduler::{SchedulerSettings, Schedulers};
 pub use server::{Peers, PeersError};
 pub use session::{SessionSettings, Sessions};
 
+use std::sync::{Arc, Mutex, PoisonError};
 use store::Store;
 use types::{Clock, IdBytes};
 
@@ -60,8 +61,10 @@ pub struct App {
     pub oidc: Oidc,
     /// The pools whose changes this server may write.
     pub schedulers: Schedulers,
+    /// Where requests went lately.
+    resolved: Arc<recent::Recent<allocation::Asked, allocation::Resolved>>,
     /// Months whose table of readings is known to exist, counted from year 0.
-    months: std::sync::Arc<std::sync::Mutex<std::collections::BTreeSet<i32>>>,
+    months: Arc<Mutex<std::collections::BTreeSet<i32>>>,
     /// What was refused of nodes and is not stored yet.
     refusals: node_refusal::Refusals,
 }
@@ -72,7 +75,7 @@ pub enum Random {
     /// The operating system.
     System,
     /// A seeded generator, so that a replay gives the same ids.
-    Seeded(std::sync::Arc<std::sync::Mutex<rand::rngs::StdRng>>),
+    Seeded(Arc<Mutex<rand::rngs::StdRng>>),
 }
 
 impl Random {
@@ -80,7 +83,7 @@ impl Random {
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         use rand::SeedableRng;
-        Self::Seeded(std::sync::Arc::new(std::sync::Mutex::new(rand::rngs::StdRng::seed_from_u64(seed))))
+        Self::Seeded(Arc::new(Mutex::new(rand::rngs::StdRng::seed_from_u64(seed))))
     }
 
     /// Fresh random bytes.
@@ -92,7 +95,7 @@ impl Random {
             Self::System => rand::rng().fill_bytes(&mut bytes),
             Self::Seeded(generator) => {
                 // a panic while holding the lock leaves a generator that is still good
-                generator.lock().unwrap_or_else(std::sync::PoisonError::into_inner).fill_bytes(&mut bytes);
+                generator.lock().unwrap_or_else(PoisonError::into_inner).fill_bytes(&mut bytes);
             }
         }
         bytes
@@ -109,8 +112,8 @@ impl App {
     /// What every use case works with, not yet scheduling any pool.
     #[must_use]
     pub fn new(store: Store, clock: Clock, random: Random, sessions: Sessions, schedulers: Schedulers) -> Self {
-        let (months, refusals, oidc) = Default::default();
-        Self { store, clock, random, sessions, oidc, schedulers, months, refusals }
+        let (resolved, months, refusals, oidc) = Default::default();
+        Self { store, clock, random, sessions, oidc, schedulers, resolved, months, refusals }
     }
 
     /// The same, also for people of other token issuers.

@@ -87,6 +87,8 @@ pub async fn create(app: &App, caller: &Caller, name: Name, graces: Graces) -> R
     };
     audit::record(app, &mut tx, caller, change).await?;
     tx.commit().await?;
+    // what was asked for without a pool went to the only one
+    app.resolved.forget_all();
     app.schedule_pool(row.pool_id);
     Ok(row)
 }

@@ -1,4 +1,4 @@
-//! What was looked up a moment ago, so that not every request asks the database who calls.
+//! What was looked up a moment ago, so that not every request asks the database who calls and what is meant.
 
 use std::{
     borrow::Borrow,
@@ -55,6 +55,10 @@ impl<K: Eq + Hash, V: Clone> Recent<K, V> {
         K: Borrow<Q>,
     {
         self.kept().remove(key);
+    }
+
+    pub fn forget_all(&self) {
+        self.kept().clear();
     }
 }
 
