@@ -51,6 +51,54 @@ impl PartUse {
     }
 }
 
+/// The parts of one card, and their sums: every decision asks every card for them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Parts {
+    by_id: BTreeMap<PartId, PartUse>,
+    /// Σ of what was granted, in bytes.
+    granted: u128,
+    /// Σ of what nobody else can have, in bytes.
+    occupied: u128,
+}
+
+impl Parts {
+    pub(crate) const fn none() -> Self {
+        Self { by_id: BTreeMap::new(), granted: 0, occupied: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    pub(crate) fn get(&self, part: PartId) -> Option<PartUse> {
+        self.by_id.get(&part).copied()
+    }
+
+    /// Takes in a part, or another use by a known one.
+    pub(crate) fn put(&mut self, part: PartId, used: PartUse) {
+        self.remove(part);
+        self.granted += u128::from(used.granted.0);
+        self.occupied += u128::from(used.occupied().0);
+        self.by_id.insert(part, used);
+    }
+
+    pub(crate) fn remove(&mut self, part: PartId) -> Option<PartUse> {
+        let used = self.by_id.remove(&part)?;
+        self.granted -= u128::from(used.granted.0);
+        self.occupied -= u128::from(used.occupied().0);
+        Some(used)
+    }
+}
+
+/// A sum of bytes, or [`Bytes::MAX`] where it is more.
+fn bounded(sum: u128) -> Bytes {
+    u64::try_from(sum).map_or(Bytes::MAX, |sum| Bytes(sum).min(Bytes::MAX))
+}
+
 /// A shared card. Its parts change only through the [`Inventory`](crate::Inventory), which keeps their sum within
 /// `allocatable`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +110,7 @@ pub struct Gpu {
     /// Total memory less what the driver keeps.
     pub allocatable: Bytes,
     pub service: Service,
-    pub(crate) parts: BTreeMap<PartId, PartUse>,
+    pub(crate) parts: Parts,
     pub(crate) unattributed: Option<Bytes>,
 }
 
@@ -77,18 +125,18 @@ impl Gpu {
         allocatable: Bytes,
         service: Service,
     ) -> Self {
-        Self { id, uuid, node, model, allocatable, service, parts: BTreeMap::new(), unattributed: None }
+        Self { id, uuid, node, model, allocatable, service, parts: Parts::none(), unattributed: None }
     }
 
     /// Its parts, in order of their ids.
     pub fn parts(&self) -> impl Iterator<Item = (PartId, PartUse)> {
-        self.parts.iter().map(|(id, part)| (*id, *part))
+        self.parts.by_id.iter().map(|(id, part)| (*id, *part))
     }
 
     /// One of its parts.
     #[must_use]
     pub fn part(&self, part: PartId) -> Option<PartUse> {
-        self.parts.get(&part).copied()
+        self.parts.get(part)
     }
 
     /// Memory in use that belongs to no part; absent when unknown or stale.
@@ -100,7 +148,7 @@ impl Gpu {
     /// Σ over parts of what was granted: at most `allocatable`.
     #[must_use]
     pub fn granted(&self) -> Bytes {
-        self.parts.values().fold(Bytes::ZERO, |sum, part| sum.plus(part.granted))
+        bounded(self.parts.granted)
     }
 
     /// What the ledger alone has not granted: allocatable − Σ granted.
@@ -113,7 +161,7 @@ impl Gpu {
     /// was granted.
     #[must_use]
     pub fn occupied(&self) -> Bytes {
-        self.parts.values().fold(self.unattributed.unwrap_or(Bytes::ZERO), |sum, part| sum.plus(part.occupied()))
+        self.unattributed.unwrap_or(Bytes::ZERO).plus(bounded(self.parts.occupied))
     }
 
     /// What a new part may have: max(0, allocatable − Σ over parts of max(granted, measured) − unattributed). Where a
@@ -126,6 +174,6 @@ impl Gpu {
     /// Whether [`Gpu::free`] rests on measurements of all that is on the card, and not on the ledger alone.
     #[must_use]
     pub fn is_measured(&self) -> bool {
-        self.unattributed.is_some() && self.parts.values().all(|part| part.measured.is_some())
+        self.unattributed.is_some() && self.parts.by_id.values().all(|part| part.measured.is_some())
     }
 }

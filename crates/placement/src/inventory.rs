@@ -1,6 +1,6 @@
 //! Every GPU of a pool, with the parts on it.
 
-use crate::gpu::{Gpu, PartUse, Service};
+use crate::gpu::{Gpu, PartUse, Parts, Service};
 use std::collections::BTreeMap;
 use types::{Bytes, GpuId, NodeId, PartId};
 
@@ -44,12 +44,12 @@ impl Inventory {
     /// # Errors
     /// [`InventoryError::Occupied`] where a GPU with parts would change its node or lose allocatable memory.
     pub fn upsert_gpu(&mut self, gpu: Gpu) -> Result<(), InventoryError> {
-        let mut gpu = Gpu { parts: BTreeMap::new(), unattributed: None, ..gpu };
+        let mut gpu = Gpu { parts: Parts::none(), unattributed: None, ..gpu };
         if let Some(old) = self.gpu_mut(gpu.id) {
             if !old.parts.is_empty() && (gpu.node != old.node || gpu.allocatable < old.allocatable) {
                 return Err(InventoryError::Occupied { gpu: gpu.id, parts: old.parts.len() });
             }
-            gpu.parts = std::mem::take(&mut old.parts);
+            gpu.parts = std::mem::replace(&mut old.parts, Parts::none());
             gpu.unattributed = old.unattributed;
             self.forget(gpu.id);
         }
@@ -109,7 +109,7 @@ impl Inventory {
     /// [`InventoryError::UnknownGpu`].
     pub fn add_part(&mut self, gpu: GpuId, part: PartId, bytes: Bytes) -> Result<(), InventoryError> {
         let on = self.known_mut(gpu)?;
-        if on.parts.contains_key(&part) {
+        if on.parts.get(part).is_some() {
             return Err(InventoryError::KnownPart { gpu, part });
         }
         let free = on.ledger_free();
@@ -117,7 +117,7 @@ impl Inventory {
             return Err(InventoryError::Over { gpu, asked: bytes, free });
         }
         let granted = PartUse { granted: bytes, measured: None };
-        on.parts.insert(part, granted);
+        on.parts.put(part, granted);
         Ok(())
     }
 
@@ -128,7 +128,7 @@ impl Inventory {
     pub fn remove_part(&mut self, gpu: GpuId, part: PartId) -> Result<Bytes, InventoryError> {
         self.known_mut(gpu)?
             .parts
-            .remove(&part)
+            .remove(part)
             .map(|ended| ended.granted)
             .ok_or(InventoryError::UnknownPart { gpu, part })
     }
@@ -138,7 +138,9 @@ impl Inventory {
     /// # Errors
     /// [`InventoryError::UnknownPart`]; [`InventoryError::UnknownGpu`].
     pub fn measured(&mut self, gpu: GpuId, part: PartId, bytes: Option<Bytes>) -> Result<(), InventoryError> {
-        self.known_mut(gpu)?.parts.get_mut(&part).ok_or(InventoryError::UnknownPart { gpu, part })?.measured = bytes;
+        let parts = &mut self.known_mut(gpu)?.parts;
+        let used = parts.get(part).ok_or(InventoryError::UnknownPart { gpu, part })?;
+        parts.put(part, PartUse { measured: bytes, ..used });
         Ok(())
     }
 
