@@ -107,13 +107,7 @@ fn check(batch: &ReadingBatch) -> Result<i64, AppError> {
 /// The batch's tenants with their zones: found by the parts that this node really has, so a batch can name no other.
 async fn tenants_of(app: &App, node: NodeId, parts: &[PartId]) -> Result<BTreeMap<TenantId, billing::Zone>, AppError> {
     let mut tx = app.store.begin("ingest_tenants", Scope::Operator).await?;
-    let mut zones = BTreeMap::new();
-    for tenant in part::tenants_of(&mut tx, node, parts).await? {
-        if let Some(row) = store::tenant::get(&mut tx, tenant).await? {
-            zones.insert(tenant, row.zone);
-        }
-    }
-    Ok(zones)
+    Ok(part::tenants_of(&mut tx, node, parts).await?.into_iter().collect())
 }
 
 async fn mark(tx: &mut Tx, batch: &ReadingBatch, node: NodeId, now: Instant) -> Result<Mark, AppError> {
@@ -253,8 +247,10 @@ impl App {
         let earliest = now.plus_secs(-400 * 86_400);
         let latest = now.plus_secs(2 * 86_400);
         let starts = batch.readings.iter().map(|r| r.start).filter(|t| *t >= earliest && *t <= latest);
-        for at in starts.chain([now]) {
-            self.make_reading_month(at).await?;
+        // windows lie close together, and each has the month of its day
+        let days: BTreeSet<i64> = starts.chain([now]).map(|t| t.as_millis().div_euclid(86_400_000)).collect();
+        for day in days {
+            self.make_reading_month(Instant::EPOCH.plus_secs(day * 86_400)).await?;
         }
         Ok(())
     }

@@ -38,18 +38,25 @@ pub struct InvoiceRow {
 /// # Errors
 /// What the database says.
 pub async fn lock_series(tx: &mut Tx, series: &str) -> Result<(i64, String), StoreError> {
+    if let Some(known) = known_series(tx, series).await? {
+        return Ok(known);
+    }
     sqlx::query!(
         "insert into invoice_series (series, last_serial, head_hash) values ($1, 0, '') on conflict do nothing",
         series
     )
     .execute(tx.connection())
     .await?;
+    known_series(tx, series).await?.ok_or_else(|| StoreError::corrupt("invoice_series", "series", series))
+}
+
+async fn known_series(tx: &mut Tx, series: &str) -> Result<Option<(i64, String)>, StoreError> {
     let asked = std::time::Instant::now();
     let row = sqlx::query!("select last_serial, head_hash from invoice_series where series = $1 for update", series)
-        .fetch_one(tx.connection())
+        .fetch_optional(tx.connection())
         .await?;
     waited("invoice_series", asked);
-    Ok((row.last_serial, row.head_hash))
+    Ok(row.map(|r| (r.last_serial, r.head_hash)))
 }
 
 /// Freezes an invoice and moves its series to it.

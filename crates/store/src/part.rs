@@ -1,6 +1,7 @@
 //! Parts: the devices of allocations, and the open state of their meters.
 
 use crate::{error::StoreError, time::At, tx::Tx};
+use billing::Zone;
 use types::{AllocationId, Bytes, GpuId, GpuModel, Instant, NodeId, PartId, PoolId, ProjectId, TenantId};
 use uuid::Uuid;
 
@@ -295,20 +296,26 @@ pub async fn for_readings(tx: &mut Tx, node: NodeId, parts: &[PartId]) -> Result
         .collect()
 }
 
-/// The tenants of some parts of one node.
+/// The tenants of some parts of one node, with their zones.
 ///
 /// # Errors
 /// What the database says.
-pub async fn tenants_of(tx: &mut Tx, node: NodeId, parts: &[PartId]) -> Result<Vec<TenantId>, StoreError> {
+pub async fn tenants_of(tx: &mut Tx, node: NodeId, parts: &[PartId]) -> Result<Vec<(TenantId, Zone)>, StoreError> {
     let ids: Vec<Uuid> = parts.iter().map(|p| p.uuid()).collect();
-    let rows = sqlx::query_scalar!(
-        "select distinct tenant_id from part where part_id = any($1) and node_id = $2 order by tenant_id",
+    let rows = sqlx::query!(
+        "select tenant_id, zone from tenant
+          where tenant_id in (select tenant_id from part where part_id = any($1) and node_id = $2) order by tenant_id",
         &ids,
         node.uuid()
     )
     .fetch_all(tx.connection())
     .await?;
-    Ok(rows.into_iter().map(TenantId::from).collect())
+    rows.into_iter()
+        .map(|r| {
+            let zone = r.zone.parse().map_err(|_| StoreError::corrupt("tenant", "zone", &r.zone))?;
+            Ok((r.tenant_id.into(), zone))
+        })
+        .collect()
 }
 
 /// Moves the end of what was read, of parts that [`for_readings`] locked.

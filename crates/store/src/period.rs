@@ -27,21 +27,31 @@ pub async fn share(tx: &mut Tx, periods: &[PeriodRow]) -> Result<(), StoreError>
     if periods.is_empty() {
         return Ok(());
     }
-    let (tenant, label) = insert(tx, periods).await?;
+    let tenant: Vec<Uuid> = periods.iter().map(|p| p.tenant_id.uuid()).collect();
+    let label: Vec<String> = periods.iter().map(|p| p.label.clone()).collect();
+    // a period begins once, and is there ever after
+    if shared(tx, &tenant, &label).await? < periods.len() {
+        insert(tx, periods).await?;
+        shared(tx, &tenant, &label).await?;
+    }
+    Ok(())
+}
+
+async fn shared(tx: &mut Tx, tenant: &[Uuid], label: &[String]) -> Result<usize, StoreError> {
     let asked = Instant::now();
-    sqlx::query!(
+    let rows = sqlx::query!(
         "select label from period where (tenant_id, label) in (select * from unnest($1::uuid[], $2::text[]))
           order by tenant_id, label for share",
-        &tenant,
-        &label
+        tenant,
+        label
     )
     .fetch_all(tx.connection())
     .await?;
     waited("period_shared", asked);
-    Ok(())
+    Ok(rows.len())
 }
 
-async fn insert(tx: &mut Tx, periods: &[PeriodRow]) -> Result<(Vec<Uuid>, Vec<String>), StoreError> {
+async fn insert(tx: &mut Tx, periods: &[PeriodRow]) -> Result<(), StoreError> {
     let tenant: Vec<Uuid> = periods.iter().map(|p| p.tenant_id.uuid()).collect();
     let label: Vec<String> = periods.iter().map(|p| p.label.clone()).collect();
     let starts: Vec<At> = periods.iter().map(|p| At(p.span.start())).collect();
@@ -58,7 +68,7 @@ async fn insert(tx: &mut Tx, periods: &[PeriodRow]) -> Result<(Vec<Uuid>, Vec<St
     )
     .execute(tx.connection())
     .await?;
-    Ok((tenant, label))
+    Ok(())
 }
 
 /// Makes the period exist and locks it alone, for issue: waits for every transaction that inserts facts of it. Gives
@@ -67,17 +77,24 @@ async fn insert(tx: &mut Tx, periods: &[PeriodRow]) -> Result<(Vec<Uuid>, Vec<St
 /// # Errors
 /// What the database says.
 pub async fn lock(tx: &mut Tx, period: &PeriodRow) -> Result<Option<InvoiceId>, StoreError> {
+    if let Some(invoice) = locked(tx, period).await? {
+        return Ok(invoice);
+    }
     insert(tx, std::slice::from_ref(period)).await?;
+    locked(tx, period).await?.ok_or_else(|| StoreError::corrupt("period", "label", &period.label))
+}
+
+async fn locked(tx: &mut Tx, period: &PeriodRow) -> Result<Option<Option<InvoiceId>>, StoreError> {
     let asked = Instant::now();
     let invoice = sqlx::query_scalar!(
         "select invoice_id from period where tenant_id = $1 and label = $2 for update",
         period.tenant_id.uuid(),
         period.label
     )
-    .fetch_one(tx.connection())
+    .fetch_optional(tx.connection())
     .await?;
     waited("period_alone", asked);
-    Ok(invoice.map(InvoiceId::from))
+    Ok(invoice.map(|id| id.map(InvoiceId::from)))
 }
 
 /// Names the period's invoice.
