@@ -117,7 +117,7 @@ fn bare(Month { label, starts, ends, .. }: &Month) -> String {
 /// Writes what a scheduler would have written in a month with so many allocations: ten at a time on each card, each
 /// held for half a minute and then active for most of its turn.
 // tidy: long function: one script of SQL
-fn worked(Month { starts, ends, before, .. }: &Month, allocations: usize) -> String {
+fn worked(Month { label, starts, ends, before }: &Month, allocations: usize) -> String {
     let id = |kind: &str| {
         format!(
             "(lpad(to_hex((extract(epoch from held) * 1000)::bigint), 12, '0') || '7' || substr(md5('{kind}' || i), 1, 3)
@@ -169,6 +169,9 @@ fn worked(Month { starts, ends, before, .. }: &Month, allocations: usize) -> Str
                  union all select gpu_id, allocatable, i, ended, 0, -bytes from work) e
            join (select gpu_id, max(sequence) as known from occupancy group by 1) o using (gpu_id)
          window steps as (partition by gpu_id order by at, i rows unbounded preceding);
+         -- as the first interval of a month makes it
+         insert into period (tenant_id, label, starts_at, ends_at)
+         select tenant_id, '{label}', '{starts}', '{ends}' from payer;
          do $$ begin
             if exists (select from work where model <> '{MODEL}') then raise 'a card of another model'; end if;
          end $$;

@@ -7,7 +7,7 @@ use crate::{
 use metering::balance::{CapacityStep, HourBalance, Journals, Kept, OccupancyStep, PresenceStep, balance};
 use std::collections::BTreeMap;
 use store::{Scope, Tx, gpu, interval, interval::UnbilledKind, node, part};
-use types::{GpuId, Instant, NodeId, Role, Span};
+use types::{Clock, GpuId, Instant, NodeId, Role, Span};
 
 /// The hours of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,6 +152,27 @@ async fn facts(tx: &mut Tx, gpus: &[GpuId], whole: Span, now: Instant) -> Result
         }
     }
     Ok(facts)
+}
+
+/// The hours of these GPUs over a span that do not balance. A GPU whose hours were all found to balance within five
+/// seconds is not looked at again: where a month is closed, tenant after tenant asks for the same GPUs.
+pub(crate) async fn imbalances_of(
+    app: &App,
+    tx: &mut Tx,
+    gpus: &[GpuId],
+    span: Span,
+) -> Result<Vec<Imbalance>, AppError> {
+    // a ledger whose clock is moved by hand may see months in five seconds
+    let keeps = matches!(app.clock, Clock::System);
+    let unknown: Vec<GpuId> =
+        gpus.iter().copied().filter(|gpu| !keeps || app.balanced.get(&(*gpu, span)).is_none()).collect();
+    let hours = of_gpus(tx, &unknown, span, app.clock.now()).await?;
+    if keeps {
+        for gpu in hours.iter().filter(|gpu| gpu.hours.iter().all(HourBalance::balances)) {
+            app.balanced.put((gpu.gpu_id, span), ());
+        }
+    }
+    Ok(imbalances(&hours))
 }
 
 /// The hours that do not balance.

@@ -63,6 +63,8 @@ pub struct App {
     pub schedulers: Schedulers,
     /// Where requests went lately.
     resolved: Arc<recent::Recent<allocation::Asked, allocation::Resolved>>,
+    /// GPUs whose hours over a span were lately found to balance.
+    balanced: Arc<recent::Recent<(types::GpuId, types::Span), ()>>,
     /// Months whose table of readings is known to exist, counted from year 0.
     months: Arc<Mutex<std::collections::BTreeSet<i32>>>,
     /// What was refused of nodes and is not stored yet.
@@ -112,8 +114,8 @@ impl App {
     /// What every use case works with, not yet scheduling any pool.
     #[must_use]
     pub fn new(store: Store, clock: Clock, random: Random, sessions: Sessions, schedulers: Schedulers) -> Self {
-        let (resolved, months, refusals, oidc) = Default::default();
-        Self { store, clock, random, sessions, oidc, schedulers, resolved, months, refusals }
+        let (resolved, balanced, months, refusals, oidc) = Default::default();
+        Self { store, clock, random, sessions, oidc, schedulers, resolved, balanced, months, refusals }
     }
 
     /// The same, also for people of other token issuers.

@@ -111,8 +111,7 @@ async fn obstacles(app: &App, tenant: TenantId, header: &Header) -> Result<Optio
     let span = header.period.span;
     let mut tx = app.store.begin_snapshot("invoice.obstacles", Scope::Operator).await?;
     let gpus = part::gpus_of_tenant(&mut tx, tenant, span).await?;
-    let hours = balance::of_gpus(&mut tx, &gpus, span, app.clock.now()).await?;
-    let wrong = balance::imbalances(&hours);
+    let wrong = balance::imbalances_of(app, &mut tx, &gpus, span).await?;
     if !wrong.is_empty() {
         return Ok(Some(AppError::OutOfBalance(wrong)));
     }
@@ -135,6 +134,9 @@ async fn refuse_open_earlier(
     let mut earlier: Vec<&str> = charges.iter().map(|c| c.period.as_str()).filter(|p| *p != label).collect();
     earlier.sort_unstable();
     earlier.dedup();
+    if earlier.is_empty() {
+        return Ok(());
+    }
     let issued = period::issued(tx, tenant).await?;
     match earlier.into_iter().find(|period| !issued.iter().any(|i| i == period)) {
         None => Ok(()),
@@ -156,15 +158,25 @@ async fn freeze(
     waiver: Option<String>,
 ) -> Result<InvoiceRow, AppError> {
     let defect = |e: &dyn std::fmt::Display| AppError::Internal(format!("issuing: {e}"));
+    let digest = invoice::digest(document, charges, plans);
+    let invoice_id = app.id(InvoiceId::new);
+    let rows: Vec<ChargeRow> = charges
+        .iter()
+        .map(|charge| {
+            let line_number = document.line_of(charge).ok_or_else(|| defect(&"a charge stands on no line"))?;
+            Ok(ChargeRow { charge_id: app.id(ChargeId::new), line_number, charge: charge.clone() })
+        })
+        .collect::<Result<_, AppError>>()?;
+    charge::insert(tx, document.tenant_id, invoice_id, &rows).await?;
+    // all invoices wait for the series, so it is locked last
     let (last, head) = store::invoice::lock_series(tx, SERIES).await?;
     let serial = last + 1;
     let place = u64::try_from(serial).map_err(|e| defect(&e))?;
     let number = InvoiceNumber::new(SERIES, place).map_err(|e| defect(&e))?;
     let previous_hash = if last == 0 { invoice::CHAIN_START.to_owned() } else { head };
-    let digest = invoice::digest(document, charges, plans);
     let row = InvoiceRow {
         tenant_id: document.tenant_id,
-        invoice_id: app.id(InvoiceId::new),
+        invoice_id,
         number: number.to_string(),
         series: SERIES.to_owned(),
         serial,
@@ -181,15 +193,7 @@ async fn freeze(
         issued_by: caller.actor().to_string(),
         waiver,
     };
-    let rows: Vec<ChargeRow> = charges
-        .iter()
-        .map(|charge| {
-            let line_number = document.line_of(charge).ok_or_else(|| defect(&"a charge stands on no line"))?;
-            Ok(ChargeRow { charge_id: app.id(ChargeId::new), line_number, charge: charge.clone() })
-        })
-        .collect::<Result<_, AppError>>()?;
     store::invoice::insert(tx, &row).await?;
-    charge::insert(tx, row.tenant_id, row.invoice_id, &rows).await?;
     let detail = json!({
         "number": row.number,
         "period": row.period,

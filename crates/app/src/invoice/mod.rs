@@ -100,6 +100,9 @@ fn interval_source(row: IntervalRow) -> Source {
 }
 
 async fn reading_sources(tx: &mut Tx, readings: Vec<ReadingRow>) -> Result<Vec<Source>, AppError> {
+    if readings.is_empty() {
+        return Ok(Vec::new());
+    }
     let mut gpus: Vec<GpuId> = readings.iter().map(|r| r.gpu_id).collect();
     gpus.sort_unstable();
     gpus.dedup();

@@ -211,19 +211,27 @@ impl Batch<'_> {
         Ok(())
     }
 
+    /// The tenant's running meters that are not final up to an instant.
+    fn meters_before(&self, tenant: TenantId, edge: Instant) -> impl Iterator<Item = AllocationId> {
+        self.state
+            .open
+            .values()
+            .filter(move |open| open.row.tenant_id == tenant && open.row.state == AllocationState::Active)
+            .filter(|open| open.row.unconfirmed_since.is_none())
+            .filter(move |open| open.parts.iter().any(|part| part.metered_to.is_some_and(|to| to < edge)))
+            .map(|open| open.row.allocation_id)
+    }
+
+    /// Whether a cut would find nothing to do.
+    pub fn is_cut(&self, tenant: TenantId, edge: Instant) -> bool {
+        self.meters_before(tenant, edge).next().is_none()
+    }
+
     /// Makes a tenant's open meters final up to the end of its period. Those not known to have lived until then stay
     /// open; their number is the answer.
     pub fn cut(&mut self, tenant: TenantId, edge: Instant) -> Result<Answer, AppError> {
         let now = self.state.time;
-        let due: Vec<AllocationId> = self
-            .state
-            .open
-            .values()
-            .filter(|open| open.row.tenant_id == tenant && open.row.state == AllocationState::Active)
-            .filter(|open| open.row.unconfirmed_since.is_none())
-            .filter(|open| open.parts.iter().any(|part| part.metered_to.is_some_and(|to| to < edge)))
-            .map(|open| open.row.allocation_id)
-            .collect();
+        let due: Vec<AllocationId> = self.meters_before(tenant, edge).collect();
         let mut waiting = 0;
         for id in due {
             let known_to = self.state.open.get(&id).and_then(|open| open.row.last_sign);

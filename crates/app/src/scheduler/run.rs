@@ -284,6 +284,7 @@ impl Loop {
                     memory.state.time = memory.state.time.max(pending.at);
                     Ok(Answer::Done)
                 }
+                Command::Cut(tenant, edge) if rest.is_empty() && memory.is_cut(*tenant, *edge) => Ok(Answer::Cut(0)),
                 Command::Renew(id, _) if rest.is_empty() && !memory.meter_stands(*id) => {
                     memory.apply(&pending.command, pending.at)
                 }
