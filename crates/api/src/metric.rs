@@ -62,6 +62,7 @@ pub const METRICS: &[Metric] = &[
         "From the head of a request to its answer, waits included",
     ),
     gauge("gpuledger_http_requests_in_flight", &["operation"], "Requests under way"),
+    gauge("gpuledger_http_connections", &[], "Connections that are open"),
     counter("gpuledger_http_connections_refused_total", &["reason"], "Connections that were refused for their number"),
     counter("gpuledger_http_connections_closed_total", &["reason"], "Connections that the server closed, and why"),
     counter("gpuledger_tls_handshakes_failed_total", &[], "Connections that did not come to speak TLS"),
