@@ -247,11 +247,7 @@ async fn run_on<S: MemorySource>(
     node.restore(bound, clock.now(), &proc_stat);
     let shared = Arc::new(Shared {
         node: Mutex::new(node),
-        run: AgentRun {
-            run_id: RunId::new(clock.now(), rand::random()),
-            follows: state.read::<LastRun>("run.json").map(|last| last.run_id),
-            report_interval_ms: u32::try_from(settings.report_interval.as_millis()).unwrap_or(u32::MAX),
-        },
+        run: new_run(&state, &clock, settings.report_interval),
         clock,
         spool: Mutex::new(spool),
         state,
@@ -278,10 +274,9 @@ async fn run_on<S: MemorySource>(
     };
     let local = socket::serve(listener, Arc::clone(&shared), hello, stop.clone());
     let rotating = rotate(Arc::clone(&shared), client.clone(), &settings, stop.clone());
-    let upload = upload_once_heard(Arc::clone(&shared), client, uploads_stop.clone());
+    let upload = tokio::spawn(upload_once_heard(Arc::clone(&shared), client, uploads_stop.clone()));
     let sampling = sample(source, last_error, Arc::clone(&shared), settings.sample_interval, stop.clone());
     let watching = watch_bound(Arc::clone(&shared), stop);
-    let upload = tokio::spawn(upload);
     tokio::join!(report, local, sampling, watching, rotating);
 
     shared.node().close_all(shared.clock.now());
@@ -307,6 +302,15 @@ async fn run_on<S: MemorySource>(
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 struct LastRun {
     run_id: RunId,
+}
+
+/// This run, which has the state of the last one that the server heard.
+fn new_run(state: &StateDir, clock: &NodeClock, report_interval: Duration) -> AgentRun {
+    AgentRun {
+        run_id: RunId::new(clock.now(), rand::random()),
+        follows: state.read::<LastRun>("run.json").map(|last| last.run_id),
+        report_interval_ms: u32::try_from(report_interval.as_millis()).unwrap_or(u32::MAX),
+    }
 }
 
 /// Uploads once the server takes this run's reports: before, it takes no batches from it either.

@@ -221,18 +221,6 @@ impl Config {
         }
     }
 
-    /// Limits of HTTP.
-    #[must_use]
-    pub fn limits(&self) -> api::HttpLimits {
-        self.http.limits()
-    }
-
-    /// What stops whoever guesses.
-    #[must_use]
-    pub fn guard(&self) -> api::Guard {
-        api::Guard::new(self.http.trusted_proxies.clone())
-    }
-
     /// How tokens are issued.
     #[must_use]
     pub fn sessions(&self) -> SessionSettings {

@@ -65,7 +65,7 @@ pub(crate) async fn run(config: &Config, args: ServeArgs) -> Result<(), CliError
 
     let worker = tokio::spawn(work(app.clone(), url, args, config.scheduler.tasks, stop.clone()));
     let postgres = tokio::spawn(keep_postgres(running, config.postgres(), stop.clone()));
-    let state = ApiState { app: app.clone(), metrics, limits: config.limits(), guard: config.guard() };
+    let state = ApiState { app: app.clone(), metrics, limits: config.http.limits(), guard: config.http.guard() };
     let tls = certificate.as_ref().map(ServerCertificate::acceptor).transpose()?;
     if let Some(certificate) = certificate {
         tokio::spawn(certificate.follow());

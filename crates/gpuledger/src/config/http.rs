@@ -70,6 +70,12 @@ impl Http {
         }
     }
 
+    /// What stops whoever guesses.
+    #[must_use]
+    pub fn guard(&self) -> api::Guard {
+        api::Guard::new(self.trusted_proxies.clone())
+    }
+
     /// Limits of the connections that carry it.
     #[must_use]
     pub(crate) fn connections(&self) -> ConnectionLimits {
