@@ -219,7 +219,7 @@ async fn a_body_over_the_limit_is_refused_also_when_it_is_small_on_the_way() {
 }
 
 /// A token over claims, signed by the server's own key.
-fn sign(claims: &Value, kid: &str, key: &EncodingKey) -> String {
+pub fn sign(claims: &Value, kid: &str, key: &EncodingKey) -> String {
     jsonwebtoken::encode(&Header { kid: Some(kid.to_owned()), ..Header::new(Algorithm::ES256) }, claims, key).unwrap()
 }
 

@@ -4,12 +4,14 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod agent;
+mod audit;
 mod authorisation;
 mod backup;
 mod balance;
 mod charge;
 mod cli;
 mod cluster;
+mod credential;
 mod deployment;
 mod doctor;
 mod hostile;
@@ -34,7 +36,9 @@ mod schema;
 mod scope;
 mod session;
 mod set_aside;
+mod store_wall;
 mod subscription;
 mod take_over;
 mod tls;
+mod wall;
 mod world;

@@ -35,23 +35,25 @@ const APPEND_ONLY: [&str; 21] = [
     "membership",
 ];
 
-async fn texts(connection: &mut PgConnection, query: &'static str) -> Vec<String> {
+pub async fn texts(connection: &mut PgConnection, query: &'static str) -> Vec<String> {
     sqlx::query_scalar(query).fetch_all(connection).await.unwrap()
 }
 
-async fn as_service(database: &Database) -> PgConnection {
+pub async fn as_service(database: &Database) -> PgConnection {
+    // rights on the database itself do not come with a copy of it
+    store::migrate(database.url()).await.unwrap();
     let mut connection = database.connect().await;
     sqlx::query("set role gpuledger_service").execute(&mut connection).await.unwrap();
     connection
 }
 
-fn code(error: &sqlx::Error) -> Option<String> {
+pub fn code(error: &sqlx::Error) -> Option<String> {
     error.as_database_error().and_then(|e| e.code()).map(|code| code.into_owned())
 }
 
 const NO_PRIVILEGE: &str = "42501";
 
-async fn refused(connection: &mut PgConnection, statement: &str) {
+pub async fn refused(connection: &mut PgConnection, statement: &str) {
     let answer = sqlx::query(AssertSqlSafe(statement.to_owned())).execute(connection).await;
     let Err(error) = answer else { panic!("allowed: {statement}") };
     assert_eq!(code(&error).as_deref(), Some(NO_PRIVILEGE), "{statement}: {error}");
@@ -154,7 +156,7 @@ async fn every_table_with_a_tenant_has_the_wall() {
 }
 
 /// Two tenants with facts of every kind, each for itself.
-async fn two_tenants() -> (World, [TenantId; 2]) {
+pub async fn two_tenants() -> (World, [TenantId; 2]) {
     let mut world = World::new("2026-11-10T10:00:00Z").await;
     let mut host = world.host("host", &[Bytes::gib(80)]).await;
     let mut tenants = Vec::new();
@@ -198,10 +200,32 @@ async fn two_tenants() -> (World, [TenantId; 2]) {
         .unwrap();
         tenants.push(tenant);
     }
+    // and what belongs to nobody
+    let new = app::user::NewUser {
+        tenant_id: None,
+        email: "clerk@example.org".to_owned(),
+        name: crate::world::name("clerk"),
+        role: types::Role::BillingClerk,
+        password: "a long password of tests".to_owned().into(),
+    };
+    let invited = app::invitation::NewInvitation {
+        tenant_id: None,
+        email: "invited-clerk@example.org".to_owned(),
+        role: types::Role::BillingClerk,
+        lifetime_s: 3600,
+    };
+    app::invitation::create(&world.app, &operator(), invited).await.unwrap();
+    let clerk = app::user::create(&world.app, &operator(), new).await.unwrap();
+    app::session::begin(&world.app, clerk, app::session::Origin::default()).await.unwrap();
+    app::api_key::create(&world.app, &operator(), None, crate::world::name("clerk"), types::Role::BillingClerk, None)
+        .await
+        .unwrap();
+    let nobodys = types::PartId(uuid::Uuid::from_u128(7));
+    windows.push(reading(nobodys, world.now(), world.now().plus_secs(60), Bytes::gib(10), Bytes::gib(11)));
     world.pass(60);
     world.report(&host, &running).await;
     let batch = host.batch(world.now(), windows);
-    assert_eq!(send(&world, &host, &batch).await.unwrap().set_aside, 2);
+    assert_eq!(send(&world, &host, &batch).await.unwrap().set_aside, 3);
     for id in running {
         world.release(id).await;
     }
@@ -222,7 +246,7 @@ async fn two_tenants() -> (World, [TenantId; 2]) {
     (world, [tenants[0], tenants[1]])
 }
 
-async fn walled_tables(owner: &mut PgConnection) -> Vec<String> {
+pub async fn walled_tables(owner: &mut PgConnection) -> Vec<String> {
     texts(
         owner,
         "select c.oid::regclass::text from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attname = 'tenant_id'
@@ -231,7 +255,7 @@ async fn walled_tables(owner: &mut PgConnection) -> Vec<String> {
     .await
 }
 
-async fn count(connection: &mut PgConnection, table: &str, condition: &str) -> i64 {
+pub async fn count(connection: &mut PgConnection, table: &str, condition: &str) -> i64 {
     let text = AssertSqlSafe(format!("select count(*) from {table} where {condition}"));
     sqlx::query_scalar(text).fetch_one(connection).await.unwrap()
 }

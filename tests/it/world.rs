@@ -148,7 +148,15 @@ impl World {
 
     /// The same, with ids from this seed.
     pub async fn seeded(start: &str, seed: u64) -> Self {
-        let database = Database::fresh().await;
+        Self::begun(Database::fresh().await, start, seed).await
+    }
+
+    /// On a database that may have a history.
+    pub async fn on(database: Database, start: &str) -> Self {
+        Self::begun(database, start, 1).await
+    }
+
+    async fn begun(database: Database, start: &str, seed: u64) -> Self {
         let app = server(&database, Clock::standing_at(at(start)), seed);
         let pool = app::pool::create(&app, &operator(), name("pool"), GRACES).await.unwrap().pool_id;
         leads(&app, pool).await;

@@ -61,6 +61,20 @@ impl Client {
         Self { bearer: Some(bearer.to_owned()), ..self.clone() }
     }
 
+    /// The same client from an address of its own, which servers limit by itself.
+    ///
+    /// # Panics
+    /// When no HTTP client can be made on this machine.
+    #[must_use]
+    pub fn from_address(&self, address: std::net::IpAddr) -> Self {
+        let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).local_address(address);
+        let http = match agent::trust::trust(builder, &self.base, None).map(reqwest::ClientBuilder::build) {
+            Ok(Ok(http)) => http,
+            other => panic!("no HTTP client: {other:?}"),
+        };
+        Self { http, ..self.clone() }
+    }
+
     /// The same client at another server.
     #[must_use]
     pub fn at(&self, base: &str) -> Self {

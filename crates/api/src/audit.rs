@@ -35,10 +35,19 @@ pub struct AuditEntry {
     /// The request that changed it.
     #[serde(skip_serializing_if = "Option::is_none")]
     request_id: Option<String>,
+    /// Its number in its tenant's log, or in the platform's: from 1, without gaps. Absent for entries that are older than
+    /// the chains.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sequence: Option<i64>,
+    /// SHA-256 over the entry, its number and the hash of the entry before it. Whoever keeps one can tell later whether
+    /// anything up to it was changed. Absent with `sequence`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hash: Option<String>,
 }
 
 impl From<AuditRow> for AuditEntry {
     fn from(row: AuditRow) -> Self {
+        let (sequence, hash) = row.place.map(|place| (place.sequence, place.hash)).unzip();
         Self {
             audit_id: row.audit_id,
             tenant_id: row.tenant_id,
@@ -48,6 +57,8 @@ impl From<AuditRow> for AuditEntry {
             object: row.object,
             detail: row.detail,
             request_id: row.request_id,
+            sequence,
+            hash,
         }
     }
 }

@@ -1,8 +1,11 @@
 //! Every change by a person or key, written in the transaction that makes it.
 
-use crate::{App, Caller, error::AppError};
+use crate::{App, Caller, audit_chain, error::AppError};
 use serde_json::Value;
-use store::{Tx, audit};
+use store::{
+    Tx,
+    audit::{self, Place},
+};
 use types::{AuditId, Role, TenantId};
 
 pub use store::audit::AuditRow;
@@ -20,9 +23,11 @@ pub(crate) struct Change {
     pub detail: Value,
 }
 
-/// Records a change. The caller's transaction makes both durable, or neither.
+/// Records a change. The caller's transaction makes both durable, or neither. It holds the log's chain until its end, so
+/// this comes last in it.
 pub(crate) async fn record(app: &App, tx: &mut Tx, caller: &Caller, change: Change) -> Result<(), AppError> {
-    let row = AuditRow {
+    let (last, head) = audit::lock_chain(tx, change.tenant).await?;
+    let mut row = AuditRow {
         tenant_id: change.tenant,
         audit_id: app.id(AuditId::new),
         at: app.clock.now(),
@@ -31,7 +36,10 @@ pub(crate) async fn record(app: &App, tx: &mut Tx, caller: &Caller, change: Chan
         object: change.object,
         detail: change.detail,
         request_id: caller.request_id.clone(),
+        place: None,
     };
+    let sequence = last + 1;
+    row.place = Some(Place { sequence, hash: audit_chain::hash(&head, sequence, &row) });
     Ok(audit::insert(tx, &row).await?)
 }
 

@@ -1,5 +1,6 @@
 //! What is wrong with a deployment, and what to do about it.
 
+mod audit;
 mod ledger;
 mod server;
 mod stream;
@@ -124,6 +125,7 @@ pub async fn examine(app: &App, url: &str, depth: Depth) -> Vec<Finding> {
         ("balance", within(patience, ledger::hours(app, depth)).await),
         ("numbers", within(patience, ledger::numbers(app)).await),
         ("invoices", within(patience, ledger::invoices(app, depth)).await),
+        ("audit", within(patience, audit::audit(app)).await),
         ("streams", within(patience, stream::chains(app, depth)).await),
     ] {
         match examined {

@@ -5,6 +5,7 @@
 pub mod allocation;
 pub mod api_key;
 pub mod audit;
+pub mod audit_chain;
 mod authenticate;
 pub mod balance;
 pub mod caller;

@@ -44,22 +44,22 @@ pub(crate) async fn run(config: &Config, admin: Admin) -> Result<(), CliError> {
     let running = database::find(config.postgres()).await?;
     output::note(running.describe());
     let app = database::app(config, running.url())?;
-    let done = on_database(&app, running.url(), admin).await;
+    let done = on_database(&app, config.owner_url(running.url()), admin).await;
     app.store.close().await;
     database::leave(running).await;
     done
 }
 
-async fn on_database(app: &App, url: &str, admin: Admin) -> Result<(), CliError> {
+async fn on_database(app: &App, owner_url: &str, admin: Admin) -> Result<(), CliError> {
     match admin {
         Admin::Init { email, name, password } => {
-            store::migrate(url).await?;
+            store::migrate(owner_url).await?;
             let (password, is_new) = choose(password)?;
             let user = user::init_operator(app, email, name, Password::from(password.clone())).await?;
             tell(&user.email, &password, is_new)
         }
         Admin::ResetPassword { email, password } => {
-            store::migrate::check_schema(url).await?;
+            store::migrate::check_schema(owner_url).await?;
             let (password, is_new) = choose(password)?;
             let user = user::reset_password(app, &email, Password::from(password.clone())).await?;
             tell(&user.email, &password, is_new)

@@ -1,3 +1,4 @@
+// tidy: long file: every section of the configuration in one reading, with the check of each key and its tests
 //! The configuration: defaults, then the file, then the environment. Every key is documented in `config.default.toml`,
 //! which is also where the defaults come from; a key that is not there is refused.
 
@@ -56,6 +57,7 @@ pub struct Config {
 #[serde(deny_unknown_fields)]
 pub struct Database {
     pub url: Option<SecretString>,
+    pub owner_url: Option<SecretString>,
     pub data_dir: Option<PathBuf>,
     pub connections: u32,
     #[serde(deserialize_with = "duration::deserialize")]
@@ -183,8 +185,13 @@ impl Config {
         let is_postgres = |url: &SecretString| {
             ["postgres://", "postgresql://"].iter().any(|scheme| url.expose_secret().starts_with(scheme))
         };
-        if self.database.url.as_ref().is_some_and(|url| !is_postgres(url)) {
-            wrong.push("database.url must begin with postgres://".to_owned());
+        for (key, url) in [("url", &self.database.url), ("owner_url", &self.database.owner_url)] {
+            if url.as_ref().is_some_and(|url| !is_postgres(url)) {
+                wrong.push(format!("database.{key} must begin with postgres://"));
+            }
+        }
+        if self.database.owner_url.is_some() && self.database.url.is_none() {
+            wrong.push("database.owner_url needs database.url: a private PostgreSQL has one user".to_owned());
         }
         if !self.agent.window.as_millis().is_multiple_of(60_000) {
             wrong.push("agent.window must be whole minutes".to_owned());
@@ -208,6 +215,12 @@ impl Config {
         let url = self.database.url.as_ref().map(|url| url.expose_secret().to_owned());
         let folder = self.database.data_dir.clone().unwrap_or_else(usual_data_dir);
         postgres::Settings::new(url, postgres::Place::Folder(folder))
+    }
+
+    /// How the schema's owner reaches the Postgres that answers at `url`.
+    #[must_use]
+    pub fn owner_url<'a>(&'a self, url: &'a str) -> &'a str {
+        self.database.owner_url.as_ref().map_or(url, |owner| owner.expose_secret())
     }
 
     /// How to work with the Postgres that answers at `url`.
@@ -424,14 +437,14 @@ mod tests {
         // every key by name, so that a new one cannot be forgotten here; one that has a default cannot be missing from
         // the text, because defaults come from nowhere else
         let Config { database, http, cluster: _, session: _, oidc, scheduler: _, agent, log: _, file: _ } = config;
-        let Database { url, data_dir, connections: _, acquire_timeout: _, statement_timeout: _ } = database;
-        assert!(url.is_some() && data_dir.is_some());
+        let Database { url, owner_url, data_dir, connections: _, acquire_timeout: _, statement_timeout: _ } = database;
+        assert!(url.is_some() && owner_url.is_some() && data_dir.is_some());
         let Agent { server_url, credential_file, ca_file, simulated, .. } = agent;
         assert!(server_url.is_some() && credential_file.is_some() && ca_file.is_some());
         assert!(simulated.seed.is_some() && oidc["corp"].client_secret.is_some());
         assert!(http.tls_certificate.is_some() && http.tls_key.is_some());
         let commented = DEFAULTS.lines().filter(|line| line.strip_prefix("# ").is_some_and(|l| is_key(&l))).count();
-        assert_eq!(commented, 18, "a key without a default that is not looked at above");
+        assert_eq!(commented, 19, "a key without a default that is not looked at above");
     }
 
     #[test]
@@ -485,6 +498,8 @@ mod tests {
             ("[agent]\nwindow = '90s'", "agent.window"),
             ("[database]\nconnections = 0", "database.connections"),
             ("[database]\nurl = 'mysql://h'", "database.url"),
+            ("[database]\nurl = 'postgres://h'\nowner_url = 'mysql://h'", "database.owner_url"),
+            ("[database]\nowner_url = 'postgres://h'", "database.owner_url"),
         ] {
             let message = refused(text, &[]);
             assert!(message.contains(key), "{message}");

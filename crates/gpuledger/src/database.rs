@@ -33,7 +33,7 @@ pub(crate) fn app(config: &Config, url: &str) -> Result<App, CliError> {
 pub(crate) async fn migrate(config: &Config) -> Result<(), CliError> {
     let running = find(config.postgres()).await?;
     output::note(running.describe());
-    let done = store::migrate(running.url()).await;
+    let done = store::migrate(config.owner_url(running.url())).await;
     leave(running).await;
     done?;
     output::line("the database has this binary's schema")

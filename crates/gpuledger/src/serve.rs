@@ -47,11 +47,11 @@ pub(crate) async fn run(config: &Config, args: ServeArgs) -> Result<(), CliError
     let certificate = config.http.tls().map(ServerCertificate::load).transpose()?;
     let running = database::find(config.postgres()).await?;
     tracing::info!("{}", running.describe());
-    let url = running.url().to_owned();
+    let url = config.owner_url(running.url()).to_owned();
     let listen = config.http.listen;
     let listener = TcpListener::bind(listen).await.map_err(CliError::file("listen on", listen.to_string()))?;
     let local = listener.local_addr().map_err(CliError::file("listen on", listen.to_string()))?;
-    let app = cluster::join(config, database::app(config, &url)?, local, &url)?;
+    let app = cluster::join(config, database::app(config, running.url())?, local, running.url())?;
     match bring_up(&app, &url, args).await {
         Ok(()) => {}
         Err(error) if is_away(&error) => tracing::warn!(error = error.explain(), "serves 503 until it is back"),

@@ -56,6 +56,10 @@ pub struct ServiceRole {
     pub bypasses_row_security: bool,
     /// Whether the URL's user may work as it.
     pub may_be_taken: bool,
+    /// Whether the URL's user has nothing beside it: owns no table of the ledger and is no superuser.
+    pub is_all_there_is: bool,
+    /// Whether it may make temporary objects, which shadow the ledger's.
+    pub makes_temporary_objects: bool,
 }
 
 /// Connects as the URL's user and looks at the server.
@@ -71,8 +75,12 @@ pub async fn server(url: &str) -> Result<Server, StoreError> {
     .fetch_one(&mut connection)
     .await?;
     let role = sqlx::query(
-        "select rolsuper, rolbypassrls, pg_has_role(session_user, oid, 'member') from pg_roles
-          where rolname = 'gpuledger_service'",
+        "select rolsuper, rolbypassrls, pg_has_role(session_user, oid, 'member'),
+            not (select u.rolsuper or u.rolbypassrls from pg_roles u where u.rolname = session_user)
+                and not exists (select from pg_tables t
+                    where schemaname = 'public' and pg_has_role(session_user, t.tableowner, 'member')),
+            has_database_privilege(oid, current_database(), 'temporary')
+           from pg_roles where rolname = 'gpuledger_service'",
     )
     .fetch_optional(&mut connection)
     .await?;
@@ -82,6 +90,8 @@ pub async fn server(url: &str) -> Result<Server, StoreError> {
                 is_superuser: r.try_get(0)?,
                 bypasses_row_security: r.try_get(1)?,
                 may_be_taken: r.try_get(2)?,
+                is_all_there_is: r.try_get(3)?,
+                makes_temporary_objects: r.try_get(4)?,
             })
         })
         .transpose()?;

@@ -5,6 +5,17 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, migrate::Migrator};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("../../migrations");
 
+/// Temporary objects would shadow the service's tables. Rights on a database are in no dump and no copy of it, so they are
+/// looked at each time; whoever does not own the database cannot take them away, and is told by `gpuledger doctor`.
+const NO_TEMPORARY_OBJECTS: &str = "
+    do $$
+    begin
+        if has_database_privilege('gpuledger_service', current_database(), 'temporary') then
+            execute format('revoke temporary, create on database %I from public, gpuledger_service', current_database());
+        end if;
+    end
+    $$";
+
 /// Applies what is missing, in order, each in one transaction, as the user of the URL, who then owns the schema.
 /// Running it again changes nothing; two at once wait for each other.
 ///
@@ -44,6 +55,7 @@ pub async fn migrate(url: &str) -> Result<(), StoreError> {
             .await?;
     }
     sqlx::raw_sql("grant select on schema_migration to gpuledger_service").execute(&mut *tx).await?;
+    sqlx::raw_sql(NO_TEMPORARY_OBJECTS).execute(&mut *tx).await?;
     tx.commit().await?;
     connection.close().await?;
     Ok(())
@@ -55,6 +67,8 @@ pub async fn migrate(url: &str) -> Result<(), StoreError> {
 /// [`StoreError::Schema`] saying what to do when it has not.
 pub async fn check_schema(url: &str) -> Result<(), StoreError> {
     let mut connection = PgConnection::connect(url).await?;
+    // a login that owns nothing reads it as the service does; where there is no such role yet, there is no schema either
+    let _ = sqlx::raw_sql("set role gpuledger_service").execute(&mut connection).await;
     let applied = applied(&mut connection)
         .await
         .map_err(|_| StoreError::Schema("the database has no schema yet: run `gpuledger migrate`".into()))?;

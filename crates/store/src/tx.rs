@@ -61,6 +61,8 @@ impl Store {
                 ("lock_timeout", "10s"),
                 ("idle_in_transaction_session_timeout", "15s"),
                 ("timezone", "UTC"),
+                // named last, or temporary objects would be found before the ledger's
+                ("search_path", "pg_catalog,public,pg_temp"),
             ]);
         let pool = PgPoolOptions::new()
             .max_connections(settings.connections)

@@ -48,9 +48,22 @@ pub(super) fn role(server: &Server) -> Vec<Finding> {
             format!("grant gpuledger_service to {}", server.user),
         ));
     }
+    if role.makes_temporary_objects {
+        findings.push(Finding::problem(
+            CHECK,
+            "gpuledger_service may make temporary objects, which would shadow the ledger's",
+            "revoke temporary on the database from public, as its owner",
+        ));
+    }
     if findings.is_empty() {
         let what = "gpuledger_service is neither superuser nor exempt from row security, and may be taken";
-        findings.push(Finding::good(CHECK, what));
+        let beside = if role.is_all_there_is {
+            format!("the user {} has nothing beside it", server.user)
+        } else {
+            // no fault: a private Postgres has one user
+            format!("the user {} has more than it (see database.owner_url)", server.user)
+        };
+        findings.push(Finding::good(CHECK, format!("{what}; {beside}")));
     }
     findings
 }
