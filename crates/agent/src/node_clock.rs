@@ -131,7 +131,7 @@ impl NodeClock {
 /// The boot clock; a virtual clock stands for it where one is given.
 fn boot_millis(clock: &Clock) -> i64 {
     match clock {
-        Clock::System => nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)
+        Clock::System | Clock::Moved(_) => nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)
             .map_or(0, |t| t.tv_sec() * 1000 + t.tv_nsec() / 1_000_000),
         Clock::Virtual(_) => clock.now().as_millis(),
     }

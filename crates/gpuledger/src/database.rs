@@ -1,10 +1,10 @@
 //! The ledger's database, found or started, and the use cases on it.
 
-use crate::{config::Config, error::CliError, oidc, output};
+use crate::{clock, config::Config, error::CliError, oidc, output};
 use app::{App, Oidc, Random, Schedulers, Sessions};
 use postgres::Running;
 use store::Store;
-use types::{Clock, ServerId};
+use types::ServerId;
 
 /// Finds the Postgres that is configured, or starts a private one.
 pub(crate) async fn find(settings: postgres::Settings) -> Result<Running, CliError> {
@@ -20,7 +20,7 @@ pub(crate) async fn leave(running: Running) {
 
 /// The use cases on a database. Connects when first used.
 pub(crate) fn app(config: &Config, url: &str) -> Result<App, CliError> {
-    let clock = Clock::System;
+    let clock = clock::clock()?;
     let server = ServerId::new(clock.now(), Random::System.bytes());
     let store = Store::open(&config.store(url))?;
     let sessions = Sessions::new(config.sessions());

@@ -6,6 +6,7 @@ mod authority;
 mod certificate;
 pub mod cli;
 mod client;
+mod clock;
 mod cluster;
 mod config;
 mod connection;

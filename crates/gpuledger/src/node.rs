@@ -1,11 +1,11 @@
 //! `gpuledger node join` and `gpuledger agent`.
 
-use crate::{client::USUAL_SERVER, config::Config, error::CliError, output, secret};
+use crate::{client::USUAL_SERVER, clock, config::Config, error::CliError, output, secret};
 use serde::{Deserialize, Serialize};
 use std::{fs, path::Path, path::PathBuf};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use types::{Clock, Name, NodeId, PoolId};
+use types::{Name, NodeId, PoolId};
 
 /// What a node's host does.
 #[derive(Debug, clap::Subcommand)]
@@ -103,7 +103,7 @@ pub(crate) async fn run_agent(config: &Config) -> Result<(), CliError> {
         token.cancel();
     });
     tracing::info!(node_id = %settings.node_id, server = settings.server_url, socket = %settings.socket.display(), "the agent runs");
-    agent::run(settings, Clock::System, stop).await?;
+    agent::run(settings, clock::clock()?, stop).await?;
     Ok(())
 }
 

@@ -11,6 +11,8 @@ use std::sync::{
 pub enum Clock {
     /// The machine's clock.
     System,
+    /// The machine's clock, moved by so many milliseconds: for tests with real processes.
+    Moved(i64),
     /// A clock that stands still until it is moved: for tests, and for replay in virtual time.
     Virtual(Arc<AtomicI64>),
 }
@@ -28,11 +30,12 @@ impl Clock {
     pub fn now(&self) -> Instant {
         match self {
             Self::System => Instant::from_jiff(jiff::Timestamp::now()).unwrap_or(Instant::EPOCH),
+            Self::Moved(by_ms) => Self::System.now().plus_millis(*by_ms),
             Self::Virtual(t) => Instant::from_millis(t.load(Ordering::SeqCst)).unwrap_or(Instant::EPOCH),
         }
     }
 
-    /// Moves a virtual clock to `t`, never back. The system's clock is not moved.
+    /// Moves a virtual clock to `t`, never back. The machine's clock is not moved.
     pub fn advance_to(&self, t: Instant) {
         if let Self::Virtual(now) = self {
             now.fetch_max(t.as_millis(), Ordering::SeqCst);
