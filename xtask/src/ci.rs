@@ -1,13 +1,13 @@
 //! `cargo xtask ci`: what has to pass before a change is merged. All steps run, so that one report names all that is
 //! wrong.
 
-use crate::{Outcome, bench, openapi, sqlx, step, test, tidy};
+use crate::{Outcome, bench, campaign, openapi, sqlx, step, test, tidy};
 use std::time::{Duration, Instant};
 
 /// A step's name and what it does.
 type Step = (&'static str, fn() -> Outcome);
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     ("formatting", || step::run(&mut step::cargo(&["fmt", "--all", "--check"]))),
     ("tidy", || tidy::run(false)),
     ("queries", || sqlx::run(true)),
@@ -26,6 +26,7 @@ const STEPS: [Step; 7] = [
     ("tests", || test::run(&[])),
     // that the benches work: figures of a smoke run mean nothing, so there is no threshold
     ("benches", || bench::run(&["--quick".to_owned()])),
+    ("crashes", || campaign::crash(campaign::CI)),
 ];
 
 pub fn run() -> Outcome {

@@ -1,9 +1,10 @@
-//! The project's own commands: `cargo xtask demo`, `test`, `bench`, `tidy`, `openapi`, `sqlx` and `ci`. What has a branch
-//! in it is written here in Rust rather than in a script; `.ci/run` calls the same verbs that people type.
+//! The project's own commands: `cargo xtask demo`, `test`, `bench`, `campaign`, `tidy`, `openapi`, `sqlx` and `ci`. What
+//! has a branch in it is written here in Rust rather than in a script; `.ci/run` calls the same verbs that people type.
 
 #![expect(clippy::print_stdout, reason = "a command line program speaks on its output")]
 
 mod bench;
+mod campaign;
 mod ci;
 mod demo;
 mod openapi;
@@ -43,6 +44,9 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Kill real processes under load, over and over, and compare with what was acknowledged: docs/reliability.md.
+    #[command(subcommand)]
+    Campaign(Campaign),
     /// Check the rules of the code's shape. Each violation comes with the rule's reason.
     Tidy {
         /// Record the checksums of new migrations, which are frozen from then on.
@@ -65,6 +69,12 @@ enum Verb {
     Ci,
 }
 
+#[derive(Subcommand)]
+enum Campaign {
+    /// Kill server, agent and Postgres with SIGKILL at random moments.
+    Crash(campaign::CrashArgs),
+}
+
 /// Done, or a message for people.
 type Outcome = Result<(), String>;
 
@@ -73,6 +83,7 @@ fn main() -> ExitCode {
         Verb::Demo { args } => demo::run(&args),
         Verb::Test { args } => test::run(&args),
         Verb::Bench { args } => bench::run(&args),
+        Verb::Campaign(Campaign::Crash(args)) => campaign::crash(args),
         Verb::Tidy { bless } => tidy::run(bless),
         Verb::Openapi { check } => openapi::run(check),
         Verb::Sqlx { check } => sqlx::run(check),
