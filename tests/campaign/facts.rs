@@ -50,7 +50,7 @@ row! { IntervalRow {
 row! { UnbilledRow { part: String, kind: String, starts_at: i64, ends_at: i64 } }
 row! { ReadingRow {
     tenant: String, id: String, part: String, project: String, model: String, stream: String, sequence: i64,
-    starts_at: i64, ends_at: i64, used: Option<String>, above: Option<String>,
+    starts_at: i64, ends_at: i64, used: Option<String>, above: Option<String>, skew_ms: i64,
 } }
 row! { ChargeRow {
     tenant: String, invoice: String, source: String, kind: String, period: String, quantity: String, starts_at: i64,
@@ -124,7 +124,7 @@ impl Facts {
                 "select r.tenant_id::text as tenant, r.reading_id::text as id, r.part_id::text as part,
                     r.project_id::text as project, p.model, r.stream_id::text as stream, r.sequence,
                     (extract(epoch from r.starts_at) * 1000)::bigint as starts_at,
-                    (extract(epoch from r.ends_at) * 1000)::bigint as ends_at, r.used::text, r.above::text
+                    (extract(epoch from r.ends_at) * 1000)::bigint as ends_at, r.used::text, r.above::text, r.skew_ms
                    from reading r join part p using (tenant_id, part_id) order by r.part_id, r.starts_at",
             )
             .await,

@@ -239,7 +239,8 @@ impl Node {
             return;
         }
         self.sequence += 1;
-        let batch = Batch { stream: self.stream.clone(), sequence: self.sequence, readings, acknowledged: None };
+        let batch =
+            Batch { stream: self.stream.clone(), sequence: self.sequence, readings, slowest_ms: 0, acknowledged: None };
         let place = {
             let mut record = self.voice.world.record.inner();
             record.batches.push(batch);
@@ -254,7 +255,13 @@ impl Node {
         let batch = self.world().record.inner().batches[place].clone();
         let body = json!({"stream_id": batch.stream, "sequence": batch.sequence, "sent_at": instant(self.world().now()), "readings": batch.readings});
         let turn = usize::try_from(self.turn).unwrap_or(0);
+        let sent = self.world().now();
         let answer = self.voice.once(turn, &Method::POST, "/v1/reading-batches", None, Some(&body)).await;
+        let took = self.world().now() - sent;
+        {
+            let slowest = &mut self.voice.world.record.inner().batches[place].slowest_ms;
+            *slowest = took.max(*slowest);
+        }
         match answer {
             Some((200, ack)) => {
                 let counts = (ack["accepted"].as_u64().unwrap_or(0), ack["set_aside"].as_u64().unwrap_or(0));

@@ -82,6 +82,8 @@ pub struct Batch {
     pub stream: String,
     pub sequence: u64,
     pub readings: Vec<Value>,
+    /// How long the slowest try was on its way, in milliseconds: the server takes that for skew of the node's clock.
+    pub slowest_ms: i64,
     /// Accepted and set aside, as the first answer that counted said.
     pub acknowledged: Option<(u64, u64)>,
 }
