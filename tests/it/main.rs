@@ -39,6 +39,7 @@ mod set_aside;
 mod store_wall;
 mod subscription;
 mod take_over;
+mod task;
 mod tls;
 mod wall;
 mod world;

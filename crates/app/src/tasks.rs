@@ -6,6 +6,8 @@ use store::{Scope, task};
 use types::Span;
 
 const MINUTE_S: i64 = 60;
+/// A task that failed is due again so soon, in seconds: most often Postgres was away for a moment.
+const RETRY_S: i64 = 10;
 
 /// Runs the recurring tasks until `stop` ends: each when it is due, on whichever server comes first.
 pub async fn run(app: App, every: Duration, stop: impl Future<Output = ()>) {
@@ -51,7 +53,7 @@ async fn once(app: &App, task: &'static str, every_s: i64, work: impl Future<Out
 }
 
 /// Whether it was due and ran. It is put off before it runs, so that no other server runs it meanwhile and no transaction
-/// stays open all the time.
+/// stays open all the time; by a minute only, so that one whose server dies in it is not left for an hour.
 async fn run_when_due(
     app: &App,
     name: &'static str,
@@ -59,19 +61,20 @@ async fn run_when_due(
     work: impl Future<Output = Result<(), AppError>>,
 ) -> Result<bool, AppError> {
     let now = app.clock.now();
-    let next = now.plus_secs(every_s);
     let mut tx = app.store.begin("claim_task", Scope::Operator).await?;
     if !task::claim(&mut tx, name, now).await? {
         return Ok(false);
     }
-    task::finish(&mut tx, name, now, next, None).await?;
+    task::finish(&mut tx, name, now, now.plus_secs(every_s.min(MINUTE_S)), None).await?;
     tx.commit().await?;
     let result = work.await;
-    if let Err(error) = &result {
-        let mut tx = app.store.begin("fail_task", Scope::Operator).await?;
-        task::finish(&mut tx, name, now, next, Some(&error.to_string())).await?;
-        tx.commit().await?;
-    }
+    let (due_in_s, error) = match &result {
+        Ok(()) => (every_s, None),
+        Err(error) => (every_s.min(RETRY_S), Some(error.to_string())),
+    };
+    let mut tx = app.store.begin("finish_task", Scope::Operator).await?;
+    task::finish(&mut tx, name, now, now.plus_secs(due_in_s), error.as_deref()).await?;
+    tx.commit().await?;
     result.map(|()| true)
 }
 

@@ -21,7 +21,7 @@ pub async fn of(world: &World, installation: &Installation, before: &Facts, fact
     reading::check(world, facts, &mut wrong);
     invoice::check(world, facts, &mut wrong);
     invoice::check_verification(world, installation, facts, &mut wrong).await;
-    deployment::check(installation, &mut wrong);
+    deployment::check(installation, &mut wrong).await;
     wrong.0
 }
 
