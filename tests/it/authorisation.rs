@@ -98,7 +98,7 @@ pub struct Stage {
     pub ours: Tenant,
     pub theirs: Tenant,
     pub node: Node,
-    other_node: Node,
+    pub other_node: Node,
     pub pool: String,
     /// Values of path variables.
     pub ids: BTreeMap<&'static str, String>,

@@ -118,7 +118,7 @@ async fn a_lost_interval_stands_against_its_own_tenants_invoice_alone() {
         .await
         .unwrap();
     let issue = |tenant, waiver: Option<&str>| {
-        let (app, waiver) = (world.app.clone(), waiver.map(str::to_owned));
+        let (app, waiver) = (world.app.clone(), waiver.map(|reason| reason.parse().unwrap()));
         async move { invoice::issue(&app, &operator(), tenant, "2026-11", waiver).await }
     };
     let Err(AppError::OutOfBalance(wrong)) = issue(a, None).await else { panic!("issued") };

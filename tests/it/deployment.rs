@@ -44,6 +44,7 @@ pub struct Tenant {
 #[derive(Debug)]
 pub struct Node {
     pub id: String,
+    pub credential: String,
     pub client: Client,
     cards: Vec<Value>,
 }
@@ -162,8 +163,9 @@ impl Deployment {
         let token = self.join_token(pool).await;
         let body = json!({"token": token, "hostname": name, "machine_id": name});
         let joined = self.anyone().post("/v1/nodes/join", &body).await.expect(201);
-        let client = self.anyone().with(joined["credential"].as_str().unwrap());
-        let node = Node { id: text(&joined["node_id"]), client, cards };
+        let credential = text(&joined["credential"]);
+        let client = self.anyone().with(&credential);
+        let node = Node { id: text(&joined["node_id"]), credential, client, cards };
         eventually("the node's report is taken", 20, async || {
             let answer = node.report(&[]).await;
             (answer.status == 200).then_some(())

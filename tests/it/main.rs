@@ -5,6 +5,7 @@
 
 mod agent;
 mod audit;
+mod attack;
 mod authorisation;
 mod backup;
 mod balance;

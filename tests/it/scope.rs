@@ -231,7 +231,7 @@ pub async fn two_tenants() -> (World, [TenantId; 2]) {
     }
     world.pass_to("2026-12-01T00:00:00Z");
     for tenant in &tenants {
-        invoice::issue(&world.app, &operator(), *tenant, "2026-11", Some("test".to_owned())).await.unwrap();
+        invoice::issue(&world.app, &operator(), *tenant, "2026-11", Some("test".parse().unwrap())).await.unwrap();
     }
     // what no use case writes yet, or none without an issuer
     for rows in [

@@ -57,7 +57,7 @@ impl Case {
     }
 
     async fn issue(&self, label: &str, waiver: Option<&str>) -> Result<invoice::InvoiceRow, AppError> {
-        invoice::issue(&self.world.app, &operator(), self.tenant, label, waiver.map(str::to_owned))
+        invoice::issue(&self.world.app, &operator(), self.tenant, label, waiver.map(|reason| reason.parse().unwrap()))
             .await
             .map(|(row, ..)| row)
     }
@@ -159,9 +159,6 @@ async fn rows_set_aside_stand_against_the_issue_unless_waived_with_a_reason() {
     case.end_of_november().await;
     let refused = case.issue("2026-11", None).await;
     assert!(matches!(refused, Err(AppError::Conflict { code: "rows_set_aside", .. })), "{refused:?}");
-    for empty in ["", "  "] {
-        assert!(matches!(case.issue("2026-11", Some(empty)).await, Err(AppError::Invalid(_))));
-    }
     let row = case.issue("2026-11", Some("the agent was exchanged")).await.unwrap();
     assert_eq!(row.waiver.as_deref(), Some("the agent was exchanged"));
     assert_eq!(case.charged_above().await, 0);

@@ -178,7 +178,9 @@ async fn exists(server: &mut PgConnection, name: &str) -> Result<bool, String> {
 
 /// Twelve digits that change with any migration.
 fn migrations_digest() -> Result<String, String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../migrations");
+    // of the checkout that Cargo runs, which need not be the one that was built
+    let tests = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let folder = Path::new(&tests).join("../migrations");
     let failed = |e: std::io::Error| format!("{}: {e}", folder.display());
     let mut files = Vec::new();
     for entry in fs::read_dir(&folder).map_err(failed)? {

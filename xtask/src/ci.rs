@@ -1,13 +1,13 @@
 //! `cargo xtask ci`: what has to pass before a change is merged. All steps run, so that one report names all that is
 //! wrong.
 
-use crate::{Outcome, bench, campaign, openapi, sqlx, step, test, tidy};
+use crate::{Outcome, attack::Attack, bench, campaign, openapi, sqlx, step, test, tidy};
 use std::time::{Duration, Instant};
 
 /// A step's name and what it does.
 type Step = (&'static str, fn() -> Outcome);
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     ("formatting", || step::run(&mut step::cargo(&["fmt", "--all", "--check"]))),
     ("tidy", || tidy::run(false)),
     ("queries", || sqlx::run(true)),
@@ -24,6 +24,7 @@ const STEPS: [Step; 8] = [
     }),
     ("openapi", || openapi::run(true)),
     ("tests", || test::run(&[])),
+    ("attack", || Attack::SHORT.run()),
     // that the benches work: figures of a smoke run mean nothing, so there is no threshold
     ("benches", || bench::run(&["--quick".to_owned()])),
     ("crashes", || campaign::crash(campaign::CI)),

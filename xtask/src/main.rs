@@ -1,12 +1,15 @@
-//! The project's own commands: `cargo xtask demo`, `test`, `bench`, `campaign`, `tidy`, `openapi`, `sqlx` and `ci`. What
-//! has a branch in it is written here in Rust rather than in a script; `.ci/run` calls the same verbs that people type.
+//! The project's own commands: `cargo xtask demo`, `test`, `bench`, `campaign`, `attack`, `fuzz`, `tidy`, `openapi`, `sqlx`
+//! and `ci`. What has a branch in it is written here in Rust rather than in a script; `.ci/run` calls the same verbs that
+//! people type.
 
 #![expect(clippy::print_stdout, reason = "a command line program speaks on its output")]
 
+mod attack;
 mod bench;
 mod campaign;
 mod ci;
 mod demo;
+mod fuzz;
 mod openapi;
 mod sqlx;
 mod step;
@@ -47,6 +50,16 @@ enum Verb {
     /// Kill real processes under load, over and over, and compare with what was acknowledged: docs/reliability.md.
     #[command(subcommand)]
     Campaign(Campaign),
+    /// Throw generated requests at the served API with the credential of each role, and compare with the document.
+    Attack(attack::Attack),
+    /// Let libFuzzer search for what breaks the parsers of outside input.
+    Fuzz {
+        /// Only this one of `fuzz/corpus`.
+        target: Option<String>,
+        /// For each target.
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+    },
     /// Check the rules of the code's shape. Each violation comes with the rule's reason.
     Tidy {
         /// Record the checksums of new migrations, which are frozen from then on.
@@ -84,6 +97,8 @@ fn main() -> ExitCode {
         Verb::Test { args } => test::run(&args),
         Verb::Bench { args } => bench::run(&args),
         Verb::Campaign(Campaign::Crash(args)) => campaign::crash(args),
+        Verb::Attack(attack) => attack.run(),
+        Verb::Fuzz { target, seconds } => fuzz::run(target.as_deref(), seconds),
         Verb::Tidy { bless } => tidy::run(bless),
         Verb::Openapi { check } => openapi::run(check),
         Verb::Sqlx { check } => sqlx::run(check),

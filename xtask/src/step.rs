@@ -7,9 +7,11 @@ use std::{
     process::Command,
 };
 
-/// The root of the repository.
+/// The root of the repository that Cargo runs us in: with outputs that another checkout shares, we may have been built
+/// there.
 pub fn root() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let manifest = Path::new(&manifest);
     manifest.parent().unwrap_or(manifest).to_owned()
 }
 
@@ -23,6 +25,13 @@ pub fn program(name: &str, args: &[&str]) -> Command {
 /// Cargo, the one that runs us.
 pub fn cargo(args: &[&str]) -> Command {
     program(&env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()), args)
+}
+
+/// The triple of this machine.
+pub fn host() -> Result<String, String> {
+    let version = output(&mut program("rustc", &["-vV"]))?;
+    let version = String::from_utf8_lossy(&version).into_owned();
+    version.lines().find_map(|line| line.strip_prefix("host: ")).map(str::to_owned).ok_or("rustc names no host".into())
 }
 
 /// Where Cargo puts what it builds with a profile.

@@ -11,19 +11,37 @@ use std::{
 /// How the tests learn of their Postgres.
 const URL_VARIABLE: &str = "GPULEDGER_TEST_DATABASE_URL";
 
-pub fn run(args: &[String]) -> Outcome {
+/// Runs tests that are ignored otherwise, named by their beginning, with these variables.
+pub fn ignored(name: &str, environment: &[(String, String)]) -> Outcome {
+    let features = build()?;
+    let postgres = Postgres::start()?;
+    let mut tests = step::cargo(&["test", "--quiet", "--workspace", "--test", "it"]);
+    tests
+        .args(features)
+        .args(["--", "--ignored", "--nocapture", name])
+        .envs(environment.iter().map(|(name, value)| (name, value)))
+        .env(URL_VARIABLE, &postgres.url)
+        .env("GPULEDGER_BIN", step::built("debug").join("gpuledger"));
+    step::run(&mut tests)
+}
+
+/// Builds everything, once for all selections of tests; gives the features that it was built with.
+fn build() -> Result<&'static [&'static str], String> {
     step::require_compiler()?;
+    let features: &[&str] = if docker_has_postgres() { &["--features", "it/containers"] } else { &[] };
+    // the same selection of packages and targets as the tests', so that nothing is built twice
+    step::run(step::cargo(&["build", "--workspace", "--all-targets"]).args(features))?;
+    // Ctrl-C is for the tests: they end, then we stop Postgres. Children do not inherit this.
+    SigSet::from_iter([Signal::SIGINT]).thread_block().map_err(|e| e.to_string())?;
+    Ok(features)
+}
+
+pub fn run(args: &[String]) -> Outcome {
     let nextest = step::exists(&mut step::cargo(&["nextest", "--version"]));
     if !nextest {
         println!("cargo-nextest is not installed (`cargo install cargo-nextest --locked`): running with cargo test");
     }
-    let features: &[&str] = if docker_has_postgres() { &["--features", "it/containers"] } else { &[] };
-
-    // the same selection of packages and targets as the tests', so that nothing is built twice
-    let mut build = step::cargo(&["build", "--workspace", "--all-targets"]);
-    step::run(build.args(features))?;
-    // Ctrl-C is for the tests: they end, then we stop Postgres. Children do not inherit this.
-    SigSet::from_iter([Signal::SIGINT]).thread_block().map_err(|e| e.to_string())?;
+    let features = build()?;
     let postgres = Postgres::start()?;
     let mut tests = step::cargo(if nextest { &["nextest", "run", "--workspace"] } else { &["test", "--workspace"] });
     tests

@@ -3,6 +3,7 @@
 use crate::{
     access,
     body::{self, HasCredential},
+    exact::Exact,
     layers::RequestId,
     nul,
     problem::{FieldError, Problem},
@@ -39,8 +40,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         let text = body::read(request).await?;
-        match axum::Json::<T>::from_bytes(&text) {
-            Ok(axum::Json(value)) => match nul::in_json(&text) {
+        match axum::Json::<Exact<T>>::from_bytes(&text) {
+            Ok(axum::Json(Exact(value))) => match nul::in_json(&text) {
                 Some(field) => Err(Problem::invalid(vec![FieldError { field, rule: nul::RULE.to_owned() }])),
                 None => Ok(Self(value)),
             },
@@ -269,7 +270,9 @@ mod tests {
                 "rates.models.NVIDIA A10.reserved",
                 "not a decimal number",
             ),
-            ("[]", "body", "invalid length"),
+            ("[]", "body", "invalid type: sequence, expected struct Outer"),
+            (r#"["a", 1, null, null]"#, "body", "invalid type: sequence"),
+            (r#"{"name": "a", "rates": [{"reserved": "1"}]}"#, "rates", "invalid type: sequence"),
             ("3", "body", "invalid type"),
         ] {
             let (found_field, found_rule) = body_fault(body).await;

@@ -63,7 +63,12 @@ pub struct NewInvitation {
     /// Absent for people of the platform; a tenant's caller need not say.
     tenant_id: Option<TenantId>,
     /// The account's address. Nobody is asked to show that it is theirs, and no mail is sent.
-    #[schema(max_length = 254, example = "kim@example.com")]
+    #[schema(
+        min_length = 3,
+        max_length = 254,
+        example = "kim@example.com",
+        pattern = r"^[^\s@\u0000-\u001f\u007f-\u009f]+@[^\s@\u0000-\u001f\u007f-\u009f]+$"
+    )]
     email: String,
     role: Role,
     /// Seconds until it expires; seven days where absent.

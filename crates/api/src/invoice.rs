@@ -18,9 +18,13 @@ use axum::{
     http::{StatusCode, header},
     response::IntoResponse,
 };
-use billing::{Amount, Document, csv::invoice_csv};
+use billing::{Amount, ChargeKind, Document, SourceKind, csv::invoice_csv};
 use serde::{Deserialize, Serialize};
-use types::{ChargeId, Currency, Instant, InvoiceId, Span, TenantId};
+use types::{
+    AllocationId, BillingUnit, ByteMillis, ChargeId, Currency, GpuModel, Instant, InvoiceId, PlanVersionId, Price,
+    ProjectId, Remark, Span, TenantId,
+};
+use uuid::Uuid;
 
 /// An issued invoice, without its lines.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -103,11 +107,10 @@ pub struct InvoicePreview {
 pub struct NewInvoice {
     tenant_id: TenantId,
     /// The month to bill; it must be over in the tenant's zone.
-    #[schema(example = "2026-11")]
+    #[schema(pattern = r"^(19[7-9][0-9]|[2-9][0-9]{3})-(0[1-9]|1[0-2])$", example = "2026-11")]
     period: String,
     /// The reason for issuing although hours do not balance or rows are set aside.
-    #[schema(max_length = 2000)]
-    waiver: Option<String>,
+    waiver: Option<Remark>,
 }
 
 /// One rated fact as it stands on an invoice. Its amount is quantity × price ÷ unit, unrounded: only lines are rounded.
@@ -115,13 +118,47 @@ pub struct NewInvoice {
 pub struct InvoicedCharge {
     charge_id: ChargeId,
     line_number: u32,
-    #[serde(flatten)]
-    charge: billing::Charge,
+    /// The interval's or the reading's id.
+    source_id: Uuid,
+    source_kind: SourceKind,
+    kind: ChargeKind,
+    /// From 0 within its source, in the order of time.
+    segment: u32,
+    span: Span,
+    allocation_id: AllocationId,
+    project_id: ProjectId,
+    model: GpuModel,
+    /// The label of the period, in the tenant's zone, that the span's start lies in.
+    #[schema(example = "2026-11")]
+    period: String,
+    plan_version_id: PlanVersionId,
+    /// In byte-milliseconds; never negative.
+    quantity: ByteMillis,
+    /// Of one unit.
+    price: Price,
+    unit: BillingUnit,
 }
 
 impl From<ChargeRow> for InvoicedCharge {
     fn from(row: ChargeRow) -> Self {
-        Self { charge_id: row.charge_id, line_number: row.line_number, charge: row.charge }
+        let charge = row.charge;
+        Self {
+            charge_id: row.charge_id,
+            line_number: row.line_number,
+            source_id: charge.source_id,
+            source_kind: charge.source_kind,
+            kind: charge.kind,
+            segment: charge.segment,
+            span: charge.span,
+            allocation_id: charge.allocation_id,
+            project_id: charge.project_id,
+            model: charge.model,
+            period: charge.period,
+            plan_version_id: charge.plan_version_id,
+            quantity: charge.quantity,
+            price: charge.price,
+            unit: charge.unit,
+        }
     }
 }
 
@@ -175,6 +212,7 @@ pub struct InvoicePath {
 pub struct LinePath {
     invoice_id: InvoiceId,
     /// Its number, from 1.
+    #[param(minimum = 0, maximum = 4_294_967_295_u64)]
     line: u32,
 }
 
@@ -193,7 +231,7 @@ pub struct ChargePath {
 pub struct PreviewQuery {
     /// Whose; a tenant's caller need not say.
     tenant_id: Option<TenantId>,
-    #[param(example = "2026-11")]
+    #[param(pattern = r"^(19[7-9][0-9]|[2-9][0-9]{3})-(0[1-9]|1[0-2])$", example = "2026-11")]
     period: String,
 }
 

@@ -56,6 +56,7 @@ impl std::fmt::Debug for FinishedLogin {
 #[serde(deny_unknown_fields)]
 pub struct OidcCode {
     /// The issuer's name.
+    #[schema(max_length = 64)]
     provider: String,
     #[schema(min_length = 1, max_length = 4096)]
     code: String,
@@ -81,6 +82,7 @@ impl std::fmt::Debug for OidcCode {
 #[into_params(parameter_in = Path)]
 pub struct ProviderPath {
     /// Its name.
+    #[param(max_length = 64)]
     provider: String,
 }
 

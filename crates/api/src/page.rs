@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 /// Where the page before ended. What is in it is nobody's business.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, utoipa::ToSchema)]
-#[schema(value_type = String, example = "AZrF3mB4cQ2dqL8m0m5h1w")]
+#[schema(value_type = String, pattern = "^[A-Za-z0-9_-]{21}[AQgw]$", example = "AZrF3mB4cQ2dqL8m0m5h1w")]
 pub struct Cursor(Uuid);
 
 impl Cursor {

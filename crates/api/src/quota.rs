@@ -13,7 +13,7 @@ use app::{
 };
 use axum::{extract::State, http::StatusCode};
 use serde::{Deserialize, Serialize};
-use types::{Bytes, Instant, ProjectId, TenantId};
+use types::{Bytes, BytesGiven, Instant, ProjectId, TenantId};
 use uuid::Uuid;
 
 /// What a tenant or project may hold at once. Absent is unlimited; 0 is nothing at all.
@@ -22,12 +22,15 @@ use uuid::Uuid;
 pub struct Limits {
     /// Bytes at once, over all workloads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<BytesGiven>)]
     bytes: Option<Bytes>,
     /// Bytes of one workload, over all of its GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<BytesGiven>)]
     workload_bytes: Option<Bytes>,
     /// Allocations at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 2_147_483_647)]
     allocations: Option<u32>,
 }
 

@@ -22,7 +22,7 @@ use types::{Instant, SessionId, TenantId, UserId};
 pub struct Login {
     #[schema(max_length = 254, example = "operator@example.com")]
     email: String,
-    #[schema(value_type = String, format = Password)]
+    #[schema(value_type = String, format = Password, max_length = 200)]
     password: Password,
 }
 

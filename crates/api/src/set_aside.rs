@@ -13,7 +13,7 @@ use app::{
 use axum::extract::State;
 use metering::ingest::SetAsideReason;
 use serde::{Deserialize, Serialize};
-use types::{Instant, NodeId, PartId, SetAsideId, StreamId, TenantId, wire::Reading};
+use types::{Instant, NodeId, PartId, Remark, SetAsideId, StreamId, TenantId, wire::Reading};
 
 /// A row of a batch that could not be accepted as it was.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -111,9 +111,7 @@ pub struct SetAsideFilter {
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RulingNote {
-    /// At most 2,000 bytes.
-    #[schema(max_length = 2000, example = "the node's clock was set by hand that morning")]
-    note: Option<String>,
+    note: Option<Remark>,
 }
 
 /// List rows set aside

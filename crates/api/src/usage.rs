@@ -146,8 +146,9 @@ pub(crate) async fn get_usage_csv(
     caller: Caller,
     Query(query): Query<UsageQuery>,
 ) -> Result<impl IntoResponse, Problem> {
-    let usage = answer(&state, &caller, &query).await?;
-    let text = csv(&usage).map_err(|e| AppError::Internal(format!("usage as CSV: {e}")))?;
+    let span = span::between(query.from, query.to)?;
+    let found = usage::usage(&state.app, &caller, query.tenant_id, span, query.by.into()).await?;
+    let text = usage_csv(query.by, &found.rows).map_err(|e| AppError::Internal(format!("usage as CSV: {e}")))?;
     let headers = [
         (header::CONTENT_TYPE, "text/csv; charset=utf-8"),
         (header::CONTENT_DISPOSITION, "attachment; filename=\"usage.csv\""),
@@ -155,18 +156,21 @@ pub(crate) async fn get_usage_csv(
     Ok((headers, text))
 }
 
-/// A header and one row for each key. What is unknown is an empty cell.
-fn csv(usage: &Usage) -> Result<Vec<u8>, csv::Error> {
+/// Usage as CSV: a header and one row for each key. What is unknown is an empty cell.
+///
+/// # Errors
+/// None that is known: it is written to memory.
+pub fn usage_csv(by: By, rows: &[usage::UsageRow]) -> Result<Vec<u8>, csv::Error> {
     let mut csv = csv::Writer::from_writer(Vec::new());
     csv.write_record([
-        usage.by.name(),
+        by.name(),
         "reserved_byte_milliseconds",
         "used_byte_milliseconds",
         "above_byte_milliseconds",
         "unknown_milliseconds",
         "peak_bytes",
     ])?;
-    for row in &usage.rows {
+    for row in rows {
         csv.write_record([
             &*inert(&row.key),
             &row.reserved.to_string(),
@@ -185,23 +189,15 @@ mod tests {
 
     #[test]
     fn a_model_is_no_formula_and_what_is_unknown_is_empty() {
-        let instant: Instant = "2026-11-01T00:00:00Z".parse().unwrap();
-        let usage = Usage {
-            tenant_id: TenantId(uuid::Uuid::nil()),
-            zone: "Asia/Seoul".parse().unwrap(),
-            from: instant,
-            to: instant.plus_secs(1),
-            by: By::Model,
-            rows: vec![UsageRow {
-                key: "=1+1".to_owned(),
-                reserved: ByteMillis(i128::from(u64::MAX) * 10),
-                used: ByteMillis::ZERO,
-                above: ByteMillis::ZERO,
-                unknown_ms: 1000,
-                peak: None,
-            }],
+        let row = usage::UsageRow {
+            key: "=1+1".to_owned(),
+            reserved: ByteMillis(i128::from(u64::MAX) * 10),
+            used: ByteMillis::ZERO,
+            above: ByteMillis::ZERO,
+            unknown_ms: 1000,
+            peak: None,
         };
-        let text = String::from_utf8(csv(&usage).unwrap()).unwrap();
+        let text = String::from_utf8(usage_csv(By::Model, &[row]).unwrap()).unwrap();
         let row = text.lines().nth(1).unwrap();
         assert_eq!(row, "'=1+1,184467440737095516150,0,0,1000,");
     }

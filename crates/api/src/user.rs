@@ -79,7 +79,12 @@ impl From<user::Me> for Me {
 pub struct NewUser {
     /// Absent for people of the platform; a tenant's caller need not say.
     tenant_id: Option<TenantId>,
-    #[schema(max_length = 254, example = "kim@example.com")]
+    #[schema(
+        min_length = 3,
+        max_length = 254,
+        example = "kim@example.com",
+        pattern = r"^[^\s@\u0000-\u001f\u007f-\u009f]+@[^\s@\u0000-\u001f\u007f-\u009f]+$"
+    )]
     email: String,
     name: Name,
     role: Role,
@@ -94,7 +99,7 @@ pub struct NewPassword {
     #[schema(value_type = String, format = Password, min_length = 12, max_length = 200)]
     password: Password,
     /// Needed for one's own account.
-    #[schema(value_type = Option<String>, format = Password)]
+    #[schema(value_type = Option<String>, format = Password, max_length = 200)]
     current_password: Option<Password>,
 }
 

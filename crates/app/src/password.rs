@@ -5,13 +5,24 @@ use argon2::{
     Argon2,
     password_hash::{PasswordHasher, PasswordVerifier, phc::PasswordHash},
 };
+use serde::{Deserialize, Deserializer, de};
 use std::sync::OnceLock;
 use tokio::sync::Semaphore;
 
 /// A password on its way in.
-#[derive(Clone, serde::Deserialize)]
-#[serde(transparent)]
+#[derive(Clone)]
 pub struct Password(String);
+
+impl<'de> Deserialize<'de> for Password {
+    /// None that was ever set is longer, so that nobody makes the server hash megabytes.
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        if text.len() > *LENGTH.end() {
+            return Err(de::Error::custom(format_args!("must have at most {} bytes", LENGTH.end())));
+        }
+        Ok(Self(text))
+    }
+}
 
 impl std::fmt::Debug for Password {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -109,6 +120,8 @@ mod tests {
         assert!(Password::from("elevenbytes".to_owned()).fault().is_some());
         assert!(Password::from("twelve bytes".to_owned()).fault().is_none());
         assert!(Password::from("x".repeat(201)).fault().is_some());
+        assert!(serde_json::from_value::<Password>("x".repeat(200).into()).is_ok());
+        assert!(serde_json::from_value::<Password>("x".repeat(201).into()).is_err());
         assert_eq!(format!("{:?}", Password::from("secret".to_owned())), "Password(…)");
     }
 }

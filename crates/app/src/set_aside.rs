@@ -14,7 +14,7 @@ use store::{
     reading::{self, BatchOrigin, ReadingRow},
     set_aside::{self, Ruling},
 };
-use types::{ReadingId, Role, SetAsideId, Span, wire::Reading};
+use types::{ReadingId, Remark, Role, SetAsideId, Span, wire::Reading};
 
 pub use store::set_aside::SetAsideRow;
 
@@ -45,15 +45,17 @@ pub async fn rule(
     caller: &Caller,
     id: SetAsideId,
     accept: bool,
-    note: Option<String>,
+    note: Option<Remark>,
 ) -> Result<SetAsideRow, AppError> {
     caller.require(&[Role::Operator])?;
-    if note.as_ref().is_some_and(|note| note.len() > 2000) {
-        return Err(AppError::invalid("note", "must be at most 2,000 bytes"));
-    }
     let mut tx = app.store.begin("set_aside.rule", Scope::Operator).await?;
     let row = set_aside::get(&mut tx, id).await?.ok_or(AppError::NotFound("row set aside"))?;
-    let ruling = Ruling { accepted: accept, ruled_by: caller.actor().to_string(), ruled_at: app.clock.now(), note };
+    let ruling = Ruling {
+        accepted: accept,
+        ruled_by: caller.actor().to_string(),
+        ruled_at: app.clock.now(),
+        note: note.map(String::from),
+    };
     set_aside::rule(&mut tx, id, &ruling).await.map_err(|error| {
         if error.is_rule("set_aside_ruled_once") {
             AppError::conflict("already_ruled", "the row was ruled on before")

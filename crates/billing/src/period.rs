@@ -11,7 +11,7 @@ use types::{Instant, Span};
 /// A time zone by its IANA name, such as `Asia/Seoul`, from the table that is compiled in, so that every host cuts
 /// months at the same instants.
 #[derive(Debug, Clone, PartialEq, Eq, utoipa::ToSchema)]
-#[schema(value_type = String, example = "Asia/Seoul")]
+#[schema(value_type = String, max_length = 60, pattern = "^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$", example = "Asia/Seoul")]
 pub struct Zone(TimeZone);
 
 /// The text names no time zone.

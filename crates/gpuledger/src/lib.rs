@@ -13,7 +13,7 @@ mod connection;
 mod database;
 pub mod demo;
 mod doctor;
-mod duration;
+pub mod duration;
 mod error;
 mod invoice;
 mod listener;

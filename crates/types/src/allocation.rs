@@ -8,7 +8,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
-    /// Memory on each GPU, in bytes or as a text such as `20GiB`; more than 0.
+    /// Memory on each GPU, in bytes; more than 0.
     pub memory: Bytes,
     /// How many GPUs, all on one node; 1 to 64.
     #[serde(default = "one")]

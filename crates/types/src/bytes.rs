@@ -8,8 +8,25 @@ use std::{fmt, str::FromStr};
 /// As text: `20GiB` is 20·2³⁰, `20GB` is 20·10⁹, `20480MiB`; a bare number is bytes; nothing else is accepted.
 /// In JSON it is a number of bytes on output, and a number or such a text on input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, utoipa::ToSchema)]
-#[schema(value_type = u64, example = 21_474_836_480_u64)]
+#[schema(value_type = u64, maximum = 9_223_372_036_854_775_807_u64, example = 21_474_836_480_u64)]
 pub struct Bytes(pub u64);
+
+/// An amount of memory as it may be given: a number of bytes, or a text such as `20GiB`.
+// what `Bytes` reads; what it writes is a number
+#[derive(Debug, Clone, utoipa::ToSchema)]
+#[schema(example = "20GiB")]
+#[serde(untagged)]
+pub enum BytesGiven {
+    /// In bytes.
+    Number(Bytes),
+    /// With a unit, or without one in bytes; at most 2⁶³−1 bytes.
+    Text(BytesText),
+}
+
+/// A whole number of bytes, or a whole number and a unit: at most 2⁶³−1 bytes in all.
+#[derive(Debug, Clone, utoipa::ToSchema)]
+#[schema(value_type = String, max_length = 24, pattern = "^[0-9]{1,19}( ?(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB))?$", example = "20GiB")]
+pub struct BytesText(pub String);
 
 /// Why a text is no amount of memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,6 +38,11 @@ pub enum BytesError {
     #[error("{0:?} is more than 2^63-1 bytes")]
     TooLarge(String),
 }
+
+/// Digits of 2⁶³−1.
+const MOST_DIGITS: usize = 19;
+/// Digits, a space and a unit.
+const LONGEST_TEXT: usize = MOST_DIGITS + 5;
 
 const UNITS: [(&str, u64); 9] = [
     ("B", 1),
@@ -97,6 +119,9 @@ impl FromStr for Bytes {
             return Err(BytesError::Empty);
         }
         let malformed = || BytesError::Malformed(text.chars().take(40).collect());
+        if text.len() > LONGEST_TEXT {
+            return Err(malformed());
+        }
         let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (digits, unit) = text.split_at(digits_end);
         let unit = unit.strip_prefix(' ').unwrap_or(unit);
@@ -108,6 +133,9 @@ impl FromStr for Bytes {
             _ => UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(malformed)?.1,
         };
         let too_large = || BytesError::TooLarge(text.chars().take(40).collect());
+        if digits.len() > MOST_DIGITS {
+            return Err(too_large());
+        }
         let count: u64 = digits.parse().map_err(|_| too_large())?;
         let bytes = count.checked_mul(factor).ok_or_else(too_large)?;
         if bytes > Self::MAX.0 { Err(too_large()) } else { Ok(Self(bytes)) }
@@ -161,8 +189,13 @@ impl<'de> Deserialize<'de> for Bytes {
 ///
 /// In JSON it is a decimal string, because it outgrows 64 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, utoipa::ToSchema)]
-#[schema(value_type = String, example = "77309411328000")]
+#[schema(value_type = String, pattern = "^-?[0-9]{1,28}$", example = "77309411328000")]
 pub struct ByteMillis(pub i128);
+
+/// The text is no whole number of byte-milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a whole number of at most 28 digits")]
+pub struct ByteMillisError(String);
 
 impl ByteMillis {
     /// Nothing.
@@ -202,9 +235,13 @@ impl fmt::Display for ByteMillis {
 }
 
 impl FromStr for ByteMillis {
-    type Err = std::num::ParseIntError;
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        s.parse().map(Self)
+    type Err = ByteMillisError;
+    /// At most 28 digits, as columns hold them.
+    fn from_str(s: &str) -> Result<Self, ByteMillisError> {
+        let digits = s.strip_prefix('-').unwrap_or(s);
+        let well_formed = (1..=28).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
+        let value = if well_formed { s.parse().ok() } else { None };
+        value.map(Self).ok_or_else(|| ByteMillisError(s.chars().take(40).collect()))
     }
 }
 
@@ -233,12 +270,40 @@ mod tests {
         assert_eq!(read("20480MiB"), Ok(Bytes::gib(20)));
         assert_eq!(read("16376 MiB"), Ok(Bytes(17_171_480_576)));
         assert_eq!(read("7"), Ok(Bytes(7)));
-        for bad in
-            ["", "NaN", "-1", "-1GiB", "1.5GiB", "20G", "20gib", "GiB", "1e9", "inf", "20GiB ", " 20GiB", "0x10", "9 "]
-        {
+        for bad in [
+            "",
+            "NaN",
+            "-1",
+            "-1GiB",
+            "1.5GiB",
+            "20G",
+            "20gib",
+            "GiB",
+            "1e9",
+            "inf",
+            "20GiB ",
+            " 20GiB",
+            "0x10",
+            "9 ",
+            "00000000000000000001",
+            "20  GiB",
+            "9223372036854775808B",
+        ] {
             assert!(read(bad).is_err(), "{bad:?} was accepted");
         }
         assert!(matches!(read("99999999999TiB"), Err(BytesError::TooLarge(_))));
+    }
+
+    #[test]
+    fn byte_milliseconds_fit_their_columns() {
+        let most = "9".repeat(28);
+        for good in ["0", "-1", most.as_str()] {
+            assert_eq!(good.parse::<ByteMillis>().unwrap().to_string(), good);
+        }
+        let more = "1".repeat(29);
+        for bad in ["", "-", "+1", "1.0", "1e3", " 1", more.as_str(), "NaN"] {
+            assert!(bad.parse::<ByteMillis>().is_err(), "{bad:?} was accepted");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! version 7: made in Rust from the time and random bytes that the caller passes in, and ordered by time.
 
 use crate::span::Instant;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use std::{fmt, str::FromStr};
 use uuid::Uuid;
 
@@ -18,10 +18,35 @@ impl<F: FnMut() -> [u8; 10]> IdBytes for F {
     }
 }
 
+/// A UUID in its usual form of 36 characters. Other forms name the same bits, but one id has one text here.
+pub(crate) fn hyphenated(text: &str) -> Option<Uuid> {
+    if text.len() == 36 { Uuid::try_parse(text).ok() } else { None }
+}
+
+/// The text is no id.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a UUID such as 01980000-0000-7000-8000-000000000001")]
+pub struct IdError(String);
+
+/// Reads a UUID where it stands, so that whoever gave the text learns where it is.
+struct Text;
+
+impl de::Visitor<'_> for Text {
+    type Value = Uuid;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a UUID")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Uuid, E> {
+        hyphenated(text).ok_or_else(|| E::custom(IdError(text.chars().take(40).collect())))
+    }
+}
+
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, utoipa::ToSchema)]
         #[serde(transparent)]
         #[schema(value_type = String, format = Uuid)]
         pub struct $name(pub Uuid);
@@ -54,9 +79,15 @@ macro_rules! ids {
         }
 
         impl FromStr for $name {
-            type Err = uuid::Error;
-            fn from_str(s: &str) -> Result<Self, Self::Err> {
-                Uuid::parse_str(s).map(Self)
+            type Err = IdError;
+            fn from_str(s: &str) -> Result<Self, IdError> {
+                hyphenated(s).map(Self).ok_or_else(|| IdError(s.chars().take(40).collect()))
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                d.deserialize_str(Text).map(Self)
             }
         }
     )*};
@@ -77,7 +108,7 @@ ids! {
     PoolId,
     /// A host.
     NodeId,
-    /// A card, as this ledger knows it; the card's own name is [`crate::GpuUuid`].
+    /// A card, as this ledger knows it; the card's own name is its `gpu_uuid`.
     GpuId,
     /// Lets one person make one account.
     InvitationId,

@@ -21,7 +21,7 @@ pub enum MoneyError {
 
 /// An ISO 4217 currency that has minor units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, utoipa::ToSchema)]
-#[schema(value_type = String, example = "KRW")]
+#[schema(value_type = String, pattern = "^[A-Z]{3}$", example = "KRW")]
 pub struct Currency(iso_currency::Currency);
 
 impl Currency {
@@ -62,7 +62,7 @@ impl fmt::Display for Currency {
 
 /// A price of one billing unit in nano-units of a currency: never negative, nine decimals, below 10¹⁵ of the currency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, utoipa::ToSchema)]
-#[schema(value_type = String, example = "0.012500000")]
+#[schema(value_type = String, pattern = r"^[0-9]{1,15}(\.[0-9]{1,9})?$", example = "0.0125")]
 pub struct Price(i128);
 
 impl Price {
@@ -113,9 +113,21 @@ impl Price {
 
 impl FromStr for Price {
     type Err = MoneyError;
+    /// From digits, and after a point at most nine more: no sign, no exponent, nothing between the digits.
     fn from_str(s: &str) -> Result<Self, MoneyError> {
-        let d = Decimal::from_str_exact(s).map_err(|_| MoneyError::Malformed(s.chars().take(40).collect()))?;
-        Self::from_decimal(d)
+        let malformed = || MoneyError::Malformed(s.chars().take(40).collect());
+        let (whole, decimals) = s.split_once('.').unwrap_or((s, "0"));
+        let are_digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        if are_digits(whole.strip_prefix('-').unwrap_or(whole)) && are_digits(decimals) && whole.starts_with('-') {
+            return Err(MoneyError::Negative);
+        }
+        if !are_digits(whole) || !are_digits(decimals) {
+            return Err(malformed());
+        }
+        if whole.len() > 15 || decimals.len() > 9 {
+            return Err(MoneyError::OutOfRange);
+        }
+        Self::from_decimal(Decimal::from_str_exact(s).map_err(|_| malformed())?)
     }
 }
 
@@ -211,7 +223,21 @@ mod tests {
         assert_eq!("100.00".parse::<Price>().unwrap().nanos(), 100_000_000_000);
         assert_eq!("0.000000001".parse::<Price>().unwrap().nanos(), 1);
         assert_eq!("0.0125".parse::<Price>().unwrap().to_string(), "0.0125");
-        for bad in ["-0.01", "0.0000000001", "1000000000000000", "NaN", "1e5", "", "1,5"] {
+        for bad in [
+            "-0.01",
+            "0.0000000001",
+            "1000000000000000",
+            "NaN",
+            "1e5",
+            "",
+            "1,5",
+            "+1",
+            ".5",
+            "1.",
+            "1_000",
+            "1.2.3",
+            "-",
+        ] {
             assert!(bad.parse::<Price>().is_err(), "{bad:?} was accepted");
         }
     }

@@ -6,7 +6,11 @@ use std::{fmt, str::FromStr};
 /// A name: 1 to 200 bytes of UTF-8 without control characters, not beginning or ending in white space.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, utoipa::ToSchema)]
 #[serde(transparent)]
-#[schema(value_type = String, min_length = 1, max_length = 200, example = "vision-lab")]
+#[schema(
+    value_type = String, min_length = 1, max_length = 200, example = "vision-lab",
+    // no control characters, no marks of direction, and no white space at either end
+    pattern = r"^[^\s\u0000-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]([^\u0000-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]*[^\s\u0000-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff])?$"
+)]
 pub struct Name(String);
 
 /// Why a text is no name.

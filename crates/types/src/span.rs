@@ -8,7 +8,10 @@ use std::{fmt, str::FromStr};
 
 /// A UTC instant in whole milliseconds since 1970, between the years 1970 and 9999. As text: RFC 3339.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, utoipa::ToSchema)]
-#[schema(value_type = String, format = DateTime, example = "2026-11-01T00:00:00Z")]
+#[schema(
+    value_type = String, format = DateTime, example = "2026-11-01T00:00:00Z",
+    pattern = r"^(19[7-9][0-9]|[2-9][0-9]{3})-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})$"
+)]
 pub struct Instant(i64);
 
 /// Why a text or number is no instant.
@@ -106,9 +109,37 @@ impl fmt::Display for Instant {
 impl FromStr for Instant {
     type Err = InstantError;
     fn from_str(s: &str) -> Result<Self, InstantError> {
-        let t: jiff::Timestamp = s.parse().map_err(|_| InstantError::Malformed(s.chars().take(40).collect()))?;
-        Self::from_jiff(t)
+        let malformed = || InstantError::Malformed(s.chars().take(40).collect());
+        if !is_rfc_3339(s.as_bytes()) {
+            return Err(malformed());
+        }
+        Self::from_jiff(s.parse().map_err(|_| malformed())?)
     }
+}
+
+/// Whether a text has the form of RFC 3339, with at most nine decimals. The time-zone library takes more: names of
+/// zones, other calendars, fewer digits.
+fn is_rfc_3339(text: &[u8]) -> bool {
+    let has_form = |text: &[u8], form: &[u8]| {
+        text.len() == form.len()
+            && text.iter().zip(form).all(|(b, f)| if *f == b'0' { b.is_ascii_digit() } else { b == f })
+    };
+    let Some((date, rest)) = text.split_at_checked(10) else { return false };
+    let Some((time, rest)) = rest.split_at_checked(9) else { return false };
+    let rest = match rest.strip_prefix(b".") {
+        Some(decimals) => {
+            let digits = decimals.iter().take_while(|b| b.is_ascii_digit()).count();
+            if digits == 0 || digits > 9 {
+                return false;
+            }
+            decimals.get(digits..).unwrap_or_default()
+        }
+        None => rest,
+    };
+    has_form(date, b"0000-00-00")
+        && matches!(time.first(), Some(b'T' | b't' | b' '))
+        && has_form(time.get(1..).unwrap_or_default(), b"00:00:00")
+        && (matches!(rest, b"Z" | b"z") || has_form(rest, b"+00:00") || has_form(rest, b"-00:00"))
 }
 
 impl Serialize for Instant {
@@ -230,6 +261,26 @@ mod tests {
     fn instants_refuse_what_has_no_date() {
         assert!("2026-02-30T00:00:00Z".parse::<Instant>().is_err());
         assert!("-000001-01-01T00:00:00Z".parse::<Instant>().is_err());
+        for good in ["2026-11-01T00:00:00z", "2026-11-01 00:00:00+09:00", "2026-11-01t00:00:00.123456789-01:58"] {
+            assert!(good.parse::<Instant>().is_ok(), "{good} was refused");
+        }
+        for bad in [
+            "2026-11-01T00:00:00Z[UTC]",
+            "2026-11-01T00:00:00+09:00[Asia/Seoul]",
+            "2026-11-01T00:00Z",
+            "20261101T000000Z",
+            "+002026-11-01T00:00:00Z",
+            "2026-W44-7T00:00:00Z",
+            "2026-11-01T00:00:00.Z",
+            "2026-11-01T00:00:00.1234567890Z",
+            "2026-11-01T00:00:00,1Z",
+            "2026-11-01T00:00:00+09",
+            "2026-11-01T00:00:00",
+            "2026-11-01",
+            "",
+        ] {
+            assert!(bad.parse::<Instant>().is_err(), "{bad} was accepted");
+        }
         assert_eq!("2026-11-01T00:00:00.0019Z".parse::<Instant>().unwrap().as_millis() % 1000, 1);
     }
 }

@@ -1,7 +1,7 @@
 //! What an agent and the server say to each other. Both sides compile these types; unknown fields are refused.
 
 use crate::{
-    bytes::{ByteMillis, Bytes},
+    bytes::{ByteMillis, Bytes, BytesGiven},
     gpu::{GpuModel, GpuUuid},
     id::{AllocationId, GpuId, NodeId, PartId, PoolId, ProjectId, RunId, StreamId, TenantId},
     list::at_most,
@@ -17,12 +17,15 @@ pub struct GpuReport {
     pub uuid: GpuUuid,
     pub model: GpuModel,
     /// All of the card's memory, in bytes.
+    #[schema(value_type = BytesGiven)]
     pub memory_total: Bytes,
     /// What the driver keeps for itself; absent when the driver cannot tell it apart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<BytesGiven>)]
     pub driver_overhead: Option<Bytes>,
     /// What the card says is in use without the driver's share; absent when unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<BytesGiven>)]
     pub memory_used: Option<Bytes>,
 }
 
@@ -31,6 +34,7 @@ pub struct GpuReport {
 #[serde(deny_unknown_fields)]
 pub struct Join {
     /// The one-time token that an operator made.
+    #[schema(max_length = 4096)]
     pub token: String,
     /// The host's name, for people; it may change.
     pub hostname: Name,
@@ -181,6 +185,7 @@ pub struct Reading {
     /// End of the window: later than its start, at most an hour.
     pub end: Instant,
     /// What the part was granted in the window.
+    #[schema(value_type = BytesGiven)]
     pub granted: Bytes,
     /// ∫ memory used, in byte-milliseconds; absent when unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -190,8 +195,10 @@ pub struct Reading {
     pub above: Option<ByteMillis>,
     /// The highest that was seen; absent when unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<BytesGiven>)]
     pub peak: Option<Bytes>,
     /// Milliseconds of the window that samples cover.
+    #[schema(maximum = 4_294_967_295_u64)]
     pub covered_ms: u32,
     pub quality: Quality,
 }
@@ -205,11 +212,11 @@ pub struct ReadingBatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_id: Option<RunId>,
     /// 1 for the first batch of a stream, then each one more.
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, maximum = 9_223_372_036_854_775_807_u64)]
     pub sequence: u64,
     /// The node's clock when it sent this.
     pub sent_at: Instant,
-    /// At most [`ReadingBatch::MAX_READINGS`].
+    /// At most 10,000.
     #[serde(deserialize_with = "at_most::<{ ReadingBatch::MAX_READINGS }, _, _>")]
     #[schema(max_items = 10_000)]
     pub readings: Vec<Reading>,

@@ -78,13 +78,7 @@ impl NvidiaSmi {
         if !self.sees_host_pids {
             return Err("the agent runs in a PID namespace of its own");
         }
-        match self.ask(APPS).await.and_then(|text| read_apps(&text)) {
-            Ok(apps) => Ok(apps),
-            Err(error) => {
-                tracing::debug!(%error, "processes cannot be read");
-                Err("the driver does not list processes")
-            }
-        }
+        self.ask(APPS).await.and_then(|text| read_apps(&text)).map_err(unlisted)
     }
 }
 
@@ -93,19 +87,36 @@ impl MemorySource for NvidiaSmi {
 
     async fn look(&mut self, _: &[PartOrder], _: Instant) -> Result<Vec<Card>, SourceError> {
         let gpus = self.gpus().await?;
-        let mut apps = self.apps().await;
-        Ok(gpus
-            .into_iter()
-            .filter_map(|gpu| {
-                let users = match &mut apps {
-                    Ok(apps) => apps.take(&gpu.uuid),
-                    Err(reason) => Users::Unavailable(reason),
-                };
-                let report = gpu.report()?;
-                Some(Card { report, users })
-            })
-            .collect())
+        let apps = self.apps().await;
+        Ok(cards(gpus, apps))
     }
+}
+
+/// The cards that two answers of the program tell of: to `--query-gpu` and to `--query-compute-apps`.
+///
+/// # Errors
+/// When the first is no table of cards. Without the second, nobody can tell who uses them.
+pub fn read_cards(gpus: &str, apps: &str) -> Result<Vec<Card>, SourceError> {
+    Ok(cards(read_gpus(gpus)?, read_apps(apps).map_err(unlisted)))
+}
+
+fn cards(gpus: Vec<SmiGpu>, mut apps: Result<Apps, &'static str>) -> Vec<Card> {
+    gpus.into_iter()
+        .filter_map(|gpu| {
+            let users = match &mut apps {
+                Ok(apps) => apps.take(&gpu.uuid),
+                Err(reason) => Users::Unavailable(reason),
+            };
+            let report = gpu.report()?;
+            Some(Card { report, users })
+        })
+        .collect()
+}
+
+/// Why nobody can tell who uses the cards.
+fn unlisted(error: SourceError) -> &'static str {
+    tracing::debug!(%error, "processes cannot be read");
+    "the driver does not list processes"
 }
 
 /// One row about a card.

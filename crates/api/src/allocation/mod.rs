@@ -250,7 +250,7 @@ pub struct Waiting {
     /// Answers once it is no longer queued, or after this many seconds: `0s` to `60s`. A server on which very many wait
     /// may answer sooner.
     #[serde(default)]
-    #[param(value_type = Option<String>, required = false, example = "30s")]
+    #[param(value_type = Option<String>, required = false, pattern = "^([0-5]?[0-9]|60)s$", example = "30s")]
     wait: Wait,
 }
 
@@ -262,7 +262,7 @@ impl<'de> Deserialize<'de> for Wait {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let text = String::deserialize(d)?;
         text.strip_suffix('s')
-            .filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()))
+            .filter(|digits| digits.len() <= 2 && digits.bytes().all(|b| b.is_ascii_digit()))
             .and_then(|digits| digits.parse().ok())
             .filter(|seconds| *seconds <= 60)
             .map(|seconds| Self(Duration::from_secs(seconds)))
@@ -399,7 +399,7 @@ mod tests {
         let read = |text: &str| serde_json::from_value::<Wait>(serde_json::json!(text));
         assert_eq!(read("30s").unwrap(), Wait(Duration::from_secs(30)));
         assert_eq!(read("60s").unwrap(), Wait(Duration::from_secs(60)));
-        for bad in ["", "s", "30", "61s", "-1s", "+1s", "1.5s", "1m", "30 s", "99999999999999999999s"] {
+        for bad in ["", "s", "30", "61s", "-1s", "+1s", "1.5s", "1m", "30 s", "030s", "99999999999999999999s"] {
             assert!(read(bad).is_err(), "{bad:?} was accepted");
         }
     }

@@ -19,7 +19,7 @@ use axum::{
 };
 use placement::{Excluded, Nearest};
 use serde::{Deserialize, Serialize};
-use types::{AllocationState, Bytes, GpuModel, GpuUuid, NodeId, PoolId, ProjectId, Request, TenantId};
+use types::{AllocationState, Bytes, BytesGiven, GpuModel, GpuUuid, NodeId, PoolId, ProjectId, Request, TenantId};
 
 /// What is asked, and for whom.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -33,6 +33,7 @@ pub struct NewAllocation {
     /// May be absent while there is only one pool.
     pool_id: Option<PoolId>,
     /// Memory on each GPU, in bytes or as a text such as `20GiB`; more than 0.
+    #[schema(value_type = BytesGiven)]
     memory: Bytes,
     /// How many GPUs, all on one node.
     #[serde(default = "one")]
@@ -153,7 +154,10 @@ const ASK_AGAIN_S: &str = "5";
 /// 422. Keys are kept for seven days.
 #[utoipa::path(
     post, path = "/v1/allocations", tag = "allocations", security(("bearer" = [])),
-    params(("Idempotency-Key" = String, Header, description = "Known per tenant: 1 to 200 bytes, new for each request.")),
+    params((
+        "Idempotency-Key" = String, Header, description = "Known per tenant: 1 to 200 bytes, new for each request.",
+        min_length = 1, max_length = 200, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$"
+    )),
     responses(
         (status = 201, description = "Placed.", body = Allocation),
         (

@@ -17,7 +17,7 @@ use store::{
     part,
     period::{self, PeriodRow},
 };
-use types::{ChargeId, InvoiceId, TenantId};
+use types::{ChargeId, InvoiceId, Remark, TenantId};
 
 /// The series that invoices are numbered in.
 pub const SERIES: &str = "GL";
@@ -34,12 +34,9 @@ pub async fn issue(
     caller: &Caller,
     tenant_id: TenantId,
     label: &str,
-    waiver: Option<String>,
+    waiver: Option<Remark>,
 ) -> Result<(InvoiceRow, Document, bool), AppError> {
     caller.require(&MAY_BILL)?;
-    if waiver.as_ref().is_some_and(|reason| reason.trim().is_empty() || reason.len() > 2000) {
-        return Err(AppError::invalid("waiver", "must be a reason of 1 to 2,000 bytes"));
-    }
     let mut tx = app.store.begin("invoice.tenant", Scope::Tenant(tenant_id)).await?;
     let tenant = store::tenant::get(&mut tx, tenant_id).await?.ok_or(AppError::NotFound("tenant"))?;
     let header = header(&tenant, label)?;
@@ -64,7 +61,7 @@ pub async fn issue(
     let obstacles = obstacles(app, tenant_id, &header).await?;
     let waived = match (obstacles, waiver) {
         (None, _) => None,
-        (Some(_), Some(reason)) => Some(reason),
+        (Some(_), Some(reason)) => Some(String::from(reason)),
         (Some(error), None) => return Err(error),
     };
 
