@@ -4,8 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod agent;
-mod audit;
 mod attack;
+mod audit;
 mod authorisation;
 mod backup;
 mod balance;
