@@ -139,7 +139,7 @@ impl Stage {
                 "part_id": "01980000-0000-7000-8000-00000000000c", "start": "2026-01-01T00:00:00Z",
                 "end": "2026-01-01T00:01:00Z", "granted": 1, "covered_ms": 0, "quality": "unknown"}]});
         assert_eq!(node.client.post("/v1/reading-batches", &nobodys).await.expect(200)["set_aside"], 1);
-        let aside = operator.get("/v1/set-aside").await.expect(200)["items"][0]["set_aside_id"].clone();
+        let aside = operator.get("/v1/set-aside?open=true").await.expect(200)["items"][0]["set_aside_id"].clone();
         let ids = BTreeMap::from([
             ("tenant_id", ours.id.clone()),
             ("project_id", ours.project.clone()),

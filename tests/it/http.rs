@@ -1,6 +1,6 @@
 //! Bad input: each gets a problem that names the field and the rule, and changes nothing.
 
-use crate::deployment::{Deployment, Node, OPERATOR, Tenant, ask, log_in, text};
+use crate::deployment::{Deployment, Node, OPERATOR, PASSWORD, Tenant, ask, log_in, text};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use reqwest::{Method, header};
 use serde_json::{Value, json};
@@ -232,6 +232,8 @@ fn part(value: &Value) -> String {
 #[tokio::test]
 async fn tokens_that_are_malformed_expired_unsigned_or_anothers_are_refused() {
     let (deployment, ..) = deployment().await;
+    let login = json!({"email": OPERATOR, "password": PASSWORD});
+    let session = deployment.anyone().post("/v1/login", &login).await.expect(200);
     let user = text(&deployment.operator.get("/v1/me").await.expect(200)["user"]["user_id"]);
     let row = sqlx::query("select kid, private_key, public_key from signing_key")
         .fetch_one(&mut deployment.owner().await)
@@ -240,7 +242,7 @@ async fn tokens_that_are_malformed_expired_unsigned_or_anothers_are_refused() {
     let (kid, private, public): (String, Vec<u8>, Vec<u8>) = (row.get(0), row.get(1), row.get(2));
     let key = EncodingKey::from_ec_der(&private);
     let now = Clock::System.now().as_millis() / 1000;
-    let claims = json!({"iss": "gpuledger", "aud": "gpuledger", "sub": user, "iat": now - 60, "exp": now + 600});
+    let claims = json!({"iss": "gpuledger", "aud": "gpuledger", "sub": user, "sid": session["session_id"], "iat": now - 60, "exp": now + 600});
     let with = |field: &str, value: Value| {
         let mut changed = claims.clone();
         changed[field] = value;

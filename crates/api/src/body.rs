@@ -9,7 +9,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use flate2::read::GzDecoder;
+use flate2::bufread::GzDecoder;
 use std::{
     future::poll_fn,
     io::{self, Read},
@@ -242,7 +242,8 @@ mod tests {
             assert_eq!(decode(encoding, &encode(&bomb), SIZE), Err(StatusCode::PAYLOAD_TOO_LARGE));
             let twice = [encode(b"{}"), encode(b"{}")].concat();
             assert_eq!(decode(encoding, &twice, SIZE), Err(StatusCode::BAD_REQUEST), "{encoding:?}: two members");
-            let cut = &encode(&text)[..20];
+            let whole = encode(&text);
+            let cut = &whole[..whole.len() / 2];
             assert_eq!(decode(encoding, cut, SIZE), Err(StatusCode::BAD_REQUEST), "{encoding:?}: cut off");
         }
     }

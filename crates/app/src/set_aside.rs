@@ -48,6 +48,9 @@ pub async fn rule(
     note: Option<Remark>,
 ) -> Result<SetAsideRow, AppError> {
     caller.require(&[Role::Operator])?;
+    if accept {
+        make_its_month(app, id).await?;
+    }
     let mut tx = app.store.begin("set_aside.rule", Scope::Operator).await?;
     let row = set_aside::get(&mut tx, id).await?.ok_or(AppError::NotFound("row set aside"))?;
     let ruling = Ruling {
@@ -73,6 +76,27 @@ pub async fn rule(
     Ok(SetAsideRow { ruling: Some(ruling), ..row })
 }
 
+/// Makes the table of the month that a row lies in. Before the ruling's own transaction, which reads other months and
+/// would be in its way.
+async fn make_its_month(app: &App, id: SetAsideId) -> Result<(), AppError> {
+    let mut tx = app.store.begin("set_aside.month", Scope::Operator).await?;
+    let row = set_aside::get(&mut tx, id).await?.ok_or(AppError::NotFound("row set aside"))?;
+    drop(tx);
+    // one that cannot be accepted is told so by the ruling
+    let sent = serde_json::from_value::<Reading>(row.reading.clone()).ok();
+    match sent.and_then(|sent| window(&row, &sent).0) {
+        Some(span) if row.ruling.is_none() => app.make_reading_month(span.start()).await,
+        _ => Ok(()),
+    }
+}
+
+/// A row's window in the server's time, absent when it is empty, and the milliseconds that are added for that.
+fn window(row: &SetAsideRow, sent: &Reading) -> (Option<Span>, i64) {
+    let skew = if row.skew_ms.abs() > SKEW_TOLERANCE_MS { row.skew_ms } else { 0 };
+    let span = Span::new(sent.start.plus_millis(skew), sent.end.plus_millis(skew)).filter(|span| !span.is_empty());
+    (span, skew)
+}
+
 /// Makes a reading of a row.
 async fn take(app: &App, tx: &mut Tx, row: &SetAsideRow) -> Result<(), AppError> {
     let cannot = |why: &str| AppError::conflict("cannot_accept", format!("the row cannot be accepted: {why}"));
@@ -80,17 +104,14 @@ async fn take(app: &App, tx: &mut Tx, row: &SetAsideRow) -> Result<(), AppError>
         .map_err(|e| AppError::Internal(format!("a row set aside does not parse: {e}")))?;
     let parts = part::for_readings(tx, row.node_id, &[row.part_id]).await?;
     let Some((part, _)) = parts.into_iter().next() else { return Err(cannot("its node never had such a part")) };
-    let skew = if row.skew_ms.abs() > SKEW_TOLERANCE_MS { row.skew_ms } else { 0 };
-    let span = Span::new(sent.start.plus_millis(skew), sent.end.plus_millis(skew))
-        .filter(|span| !span.is_empty())
-        .ok_or_else(|| cannot("its window is empty"))?;
+    let (span, skew) = window(row, &sent);
+    let span = span.ok_or_else(|| cannot("its window is empty"))?;
     let day_before = Span::clamped(span.start().plus_millis(-86_400_000), span.end());
     let near = reading::of_part(tx, part.tenant_id, part.part_id, day_before, i64::MAX).await?;
     if near.iter().any(|other| other.span.intersection(&span).is_some()) {
         return Err(cannot("its time is covered by another reading"));
     }
     let zone = store::tenant::get(tx, part.tenant_id).await?.ok_or(AppError::NotFound("tenant"))?.zone;
-    app.make_reading_month(span.start()).await?;
     let reading = ReadingRow {
         tenant_id: part.tenant_id,
         reading_id: app.id(ReadingId::new),

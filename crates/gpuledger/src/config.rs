@@ -436,15 +436,16 @@ mod tests {
         let config = read(&examples.join("\n"), &[]).unwrap();
         // every key by name, so that a new one cannot be forgotten here; one that has a default cannot be missing from
         // the text, because defaults come from nowhere else
-        let Config { database, http, cluster: _, session: _, oidc, scheduler: _, agent, log: _, file: _ } = config;
+        let Config { database, http, cluster, session: _, oidc, scheduler: _, agent, log: _, file: _ } = config;
         let Database { url, owner_url, data_dir, connections: _, acquire_timeout: _, statement_timeout: _ } = database;
         assert!(url.is_some() && owner_url.is_some() && data_dir.is_some());
         let Agent { server_url, credential_file, ca_file, simulated, .. } = agent;
         assert!(server_url.is_some() && credential_file.is_some() && ca_file.is_some());
         assert!(simulated.seed.is_some() && oidc["corp"].client_secret.is_some());
         assert!(http.tls_certificate.is_some() && http.tls_key.is_some());
+        assert!(cluster.url.is_some() && cluster.ca_file.is_some());
         let commented = DEFAULTS.lines().filter(|line| line.strip_prefix("# ").is_some_and(|l| is_key(&l))).count();
-        assert_eq!(commented, 19, "a key without a default that is not looked at above");
+        assert_eq!(commented, 21, "a key without a default that is not looked at above");
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //!
 //! A newcomer is always let in when some other connection only waits: first one that never sent a request, then one
 //! between two requests, then one whose body or whose reading of the answer makes no progress. One whose request is in
-//! work is never closed for another.
+//! work is never closed for another, and none of a source that has fewer than the newcomer's.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -200,11 +201,13 @@ impl Connections {
     pub(crate) fn admit(self: &Arc<Self>, address: IpAddr, now: Instant) -> Result<Arc<Connection>, Refused> {
         let source = source(address);
         let mut open = lock(&self.open);
-        if open.by_source.get(&source).copied().unwrap_or(0) >= self.limits.per_address {
-            self.make_room(&mut open, now, |connection| connection.source == source).ok_or(Refused::Address)?;
+        if open.of(source) >= self.limits.per_address {
+            self.make_room(&mut open, now, |own, _| own.source == source).ok_or(Refused::Address)?;
         }
         if open.connections.len() >= self.limits.connections {
-            self.make_room(&mut open, now, |_| true).ok_or(Refused::Connections)?;
+            // whoever has many takes no place from whoever has few
+            let own = open.of(source);
+            self.make_room(&mut open, now, |_, its| its >= own).ok_or(Refused::Connections)?;
         }
         let number = open.next;
         open.next += 1;
@@ -221,13 +224,15 @@ impl Connections {
         Ok(connection)
     }
 
-    /// Closes the one that can best be spared.
-    fn make_room(&self, open: &mut Open, now: Instant, among: impl Fn(&Connection) -> bool) -> Option<()> {
+    /// Closes the one that can best be spared, of all those that may go: by what it waits for, then of the source that has
+    /// the most. `among` is told each connection and how many its source has.
+    fn make_room(&self, open: &mut Open, now: Instant, among: impl Fn(&Connection, usize) -> bool) -> Option<()> {
         let spared = open
             .connections
             .values()
-            .filter(|connection| among(connection))
-            .filter_map(|connection| {
+            .map(|connection| (connection, open.of(connection.source)))
+            .filter(|(connection, its)| among(connection, *its))
+            .filter_map(|(connection, its)| {
                 let state = lock(&connection.state);
                 let waiting = state.waiting();
                 let can_go = match waiting {
@@ -235,10 +240,10 @@ impl Connections {
                     Waiting::Body | Waiting::Reader => now.duration_since(state.since) >= MAKES_NO_PROGRESS,
                     Waiting::Work => false,
                 };
-                can_go.then_some((waiting, state.since, connection.number))
+                can_go.then_some((waiting, Reverse(its), state.since, connection.number))
             })
             .min()?;
-        close(open, spared.2, Closed::Room);
+        close(open, spared.3, Closed::Room);
         Some(())
     }
 
@@ -281,6 +286,11 @@ fn close(open: &mut Open, number: u64, why: Closed) {
 }
 
 impl Open {
+    /// How many connections a source has.
+    fn of(&self, source: IpAddr) -> usize {
+        self.by_source.get(&source).copied().unwrap_or(0)
+    }
+
     fn remove(&mut self, number: u64) -> Option<Arc<Connection>> {
         let connection = self.connections.remove(&number)?;
         if let Some(count) = self.by_source.get_mut(&connection.source) {
