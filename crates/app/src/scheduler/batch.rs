@@ -100,7 +100,8 @@ impl Batch<'_> {
             Command::Cancel(id, by) => self.cancel(*id, by),
             Command::Report(node, report) => self.report(*node, report),
             Command::SetNodeState(node, state, actor) => self.set_node_state(*node, *state, actor),
-            Command::NodeJoined(_) | Command::Look => Ok(Answer::Done),
+            Command::NodeJoined(_) => Ok(Answer::Done),
+            Command::Look => Ok(Answer::Look(self.state.look())),
             Command::Reconsider => {
                 self.freed = true;
                 Ok(Answer::Done)
