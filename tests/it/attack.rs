@@ -92,9 +92,11 @@ async fn every_role_gets_what_the_document_says() {
     assert!(bad.is_empty(), "the server said:\n{}", bad.join("\n"));
     assert!(failed.is_empty(), "as {failed:?}: see above; again with --seed {}", orders.seed);
     let doctor = run(&["doctor"], &[("DATABASE_URL", &stage.deployment.database_url)], "");
-    // the host of the past is silent
-    let wrong: Vec<&str> = doctor.out.lines().filter(|l| l.starts_with("problem") && !l.contains("nodes")).collect();
-    assert!(doctor.out.contains("balance") && wrong.is_empty(), "{doctor:#?}");
+    // the host of the past is silent, a node was lied about, and the tests' Postgres would not survive a crash
+    let of_the_stage =
+        |line: &str| ["nodes", "copies", "durability"].iter().any(|what| line.split_whitespace().nth(1) == Some(what));
+    let wrong: Vec<&str> = doctor.out.lines().filter(|l| l.starts_with("problem") && !of_the_stage(l)).collect();
+    assert!(doctor.out.contains("balance") && wrong.is_empty(), "{wrong:#?}\n{}", doctor.out);
 }
 
 /// Allocations in several states besides the one that is held.
@@ -178,6 +180,7 @@ impl Attack<'_> {
             ])
             .args(["--report", "ndjson", "--report-dir", &folder.display().to_string()])
             .env("GPULEDGER_ATTACK_CREDENTIAL", self.credential.map_or("", String::as_str))
+            .env("GPULEDGER_ATTACK_SESSION", &self.stage.ids["session_id"])
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .current_dir(&folder)
             .stdin(Stdio::null())
@@ -203,9 +206,7 @@ impl Attack<'_> {
             let values = if number { format!("[{}]", values.join(", ")) } else { format!("{values:?}") };
             write!(toml, "\n[dictionaries.{name}]\nvalues = {values}\n")?;
             for place in ["path", "query", "body"] {
-                // a caller that ends its own session tries the rest without one
-                let probability = if name == "session_id" { "1.0" } else { "0.7" };
-                writeln!(bindings, "\"{place}.{name}\" = {{ dictionary = \"{name}\", probability = {probability} }}")?;
+                writeln!(bindings, "\"{place}.{name}\" = {{ dictionary = \"{name}\", probability = 0.7 }}")?;
             }
         }
         Ok(toml + &bindings)

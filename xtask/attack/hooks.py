@@ -31,6 +31,9 @@ UNSAID = [
     # two fields
     (r"^to$", r"must be later than from|at most \d+ days"),
     (r"^lost_after_s$", r"must not be less than silence_grace_s"),
+    (r"^password$", r"is needed, or oidc_token, or oidc_code: exactly one of them"),
+    (r"^all$", r"cannot be given together with user_id"),
+    (r"^expires_at$", r"must lie in the future|at most"),
     (r"^role$", r"belongs to (a tenant|the platform)"),
     (r"^(starts_at|valid_from)$", r"must be a whole minute|lies in |must be later than|time that has passed"),
     # who asks, and what is there
