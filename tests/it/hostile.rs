@@ -36,7 +36,9 @@ const ATTACKERS: u8 = 8;
 const BODY: usize = 2 << 20;
 const CONNECTIONS: usize = 600;
 
-const LIMITS: [(&str, &str); 9] = [
+const LIMITS: [(&str, &str); 10] = [
+    // a machine that is busy with other tests as well may hold up a renewal, and then there is a short 503
+    ("GPULEDGER_SCHEDULER__LEASE", "30s"),
     ("GPULEDGER_HTTP__IN_FLIGHT", "400"),
     ("GPULEDGER_HTTP__BODY_LIMIT", "2MiB"),
     ("GPULEDGER_HTTP__BODY_MEMORY", "64MiB"),
