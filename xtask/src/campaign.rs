@@ -16,9 +16,6 @@ pub struct CrashArgs {
     jobs: u64,
 }
 
-/// The runs of `cargo xtask ci`.
-pub const CI: CrashArgs = CrashArgs { runs: 10, seed: 1, jobs: 2 };
-
 pub fn crash(args: CrashArgs) -> Outcome {
     step::require_compiler()?;
     step::run(&mut step::cargo(&["build", "--quiet", "--workspace", "--bins"]))?;
